@@ -1,0 +1,74 @@
+"""How a run ended, for people and for programs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+from rich.text import Text
+
+from fedkeep.cli.console import duration, note, output, print_json, size, table
+from fedkeep.experiment import Config, Run
+from fedkeep.experiment.run import LAST
+
+
+def headline(config: Config) -> str:
+    """A run in one line."""
+    clients = f"{config.clients} clients" if config.clients else "as many clients as the partition says"
+    share = f"{config.fraction:g} of them a round" if config.fraction < 1 else "all in every round"
+    return f"{config.method} on {config.data}, {config.partition}: {clients}, {share}, {config.rounds} rounds"
+
+
+def document(run: Run) -> dict[str, Any]:
+    """A run as one JSON document."""
+    return {
+        "config": asdict(run.config),
+        "summary": run.summary(),
+        "rounds": run.rounds,
+        "directory": str(run.directory) if run.directory else None,
+        "notes": run.notes,
+    }
+
+
+def rows(run: Run) -> list[tuple[str, str]]:
+    """What is worth knowing of a run, each with its value."""
+    summary, rounds = run.summary(), len(run.rounds)
+    last = min(LAST, rounds)
+    found = [
+        (f"accuracy, mean of the last {last} rounds", _number(summary["final"])),
+        ("best accuracy", _number(summary["best"])),
+    ]
+    if run.config.target:
+        reached = summary["rounds_to_target"]
+        found.append((f"rounds to {run.config.target:g}", "never" if math.isnan(reached) else f"{reached:.0f}"))
+    if run.config.forgetting != "off":
+        found.append(("forgetting", _number(summary["forgetting"])))
+        found.append(("forgettable examples a round", _number(summary["forgettable"], ".1f")))
+    found.append(("traffic a round", f"{size(summary['bytes_up'])} up, {size(summary['bytes_down'])} down"))
+    found.append(("time", duration(summary["seconds"])))
+    return found
+
+
+def _number(value: float, form: str = ".4f") -> str:
+    return "not known" if math.isnan(value) else format(value, form)
+
+
+def show(run: Run, as_json: bool) -> None:
+    """Print how a run ended, and what to do next."""
+    for text in run.notes:
+        note(text)
+    if as_json:
+        print_json(document(run))
+        return
+    console = output()
+    shown = table("what", "value")
+    shown.show_header = False
+    for label, value in rows(run):
+        shown.add_row(Text(label), Text(value, "bold"))
+    console.print(shown)
+    if run.directory:
+        console.print(Text.assemble("\nsaved in ", (str(run.directory), "bold")), soft_wrap=True)
+        console.print(Text.assemble("next: ", (f"fedkeep report {run.directory}", "bold cyan")), soft_wrap=True)
+    else:
+        console.print(Text("\nnothing was saved; --out DIR keeps records and models, and lets a run be resumed", "dim"))

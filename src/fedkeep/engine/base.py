@@ -1,0 +1,117 @@
+"""What an engine does, and the bench at which every kind of worker works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeep.data.population import Population
+from fedkeep.local.evaluate import Judged, evaluate
+from fedkeep.method import Memory, Update
+from fedkeep.rng import stream
+from fedkeep.rounds import Broadcast, Bundle, ClientData, Trainer, client_round, collect
+from fedkeep.tree import Params
+
+Models = Sequence[tuple[Params, Params]]
+"""Weights and buffers of several models."""
+
+JUDGING_CHUNK = 2000  # rows judged in one piece of work; fixed, so that sums do not depend on the workers
+
+
+@dataclass(frozen=True)
+class GroupResult:
+    """What a group of neighbouring clients of the cohort gives back."""
+
+    bundle: Bundle
+    memories: Mapping[int, Memory]
+    correct: Mapping[int, np.ndarray]  # per client: is its local model right on each probed row
+
+
+class Engine(Protocol):
+    """Runs client work. Results never depend on which engine it is or how many workers it has."""
+
+    def train(
+        self, broadcast: Broadcast, groups: Sequence[Sequence[int]], memories: Mapping[int, Memory], rows: np.ndarray
+    ) -> Iterable[GroupResult]:
+        """Train the clients of each group; results come in the order of the groups."""
+        ...
+
+    def judge(self, params: Params, buffers: Params, pool: str, rows: np.ndarray | None = None) -> Judged:
+        """Judge a model on rows of the "train" or "test" examples (None: all of them)."""
+        ...
+
+    def score(self, models: Models, evaluators: Sequence[Sequence[int]]) -> list[list[float]]:
+        """The accuracy of each model on the training examples of each of its evaluators."""
+        ...
+
+    def close(self) -> None:
+        """End what was started."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """Everything one worker needs: how to train, the clients, the test examples, the seed."""
+
+    trainer: Trainer
+    population: Population
+    test: tuple[Tensor, Tensor]
+    seed: int
+
+    def client_data(self, client: int) -> ClientData:
+        x, y = self.population.examples(client)
+        return ClientData(x, y, self.population.class_counts(y))
+
+    def run_group(
+        self, broadcast: Broadcast, clients: Sequence[int], memories: Mapping[int, Memory], rows: np.ndarray
+    ) -> GroupResult:
+        """Train the clients one after another; judge each local model on the probed rows while it is at hand."""
+        kept: dict[int, Memory] = {}
+        correct: dict[int, np.ndarray] = {}
+        updates: list[Update] = []
+        probed = self._rows("train", rows) if len(rows) else None
+        for client in clients:
+            rng = stream(self.seed, "client", broadcast.round, client)
+            outcome = client_round(
+                self.trainer, broadcast, self.client_data(client), memories.get(client), client, rng
+            )
+            kept[client] = outcome.memory
+            updates.append(outcome.update)
+            if probed is not None:
+                judged = evaluate(self.trainer.model, outcome.params, outcome.buffers, *probed)
+                correct[client] = judged.correct
+        return GroupResult(collect(self.trainer.method, updates), kept, correct)
+
+    def judge(self, params: Params, buffers: Params, pool: str, rows: np.ndarray) -> Judged:
+        return evaluate(self.trainer.model, params, buffers, *self._rows(pool, rows))
+
+    def score(self, params: Params, buffers: Params, client: int) -> float:
+        return evaluate(self.trainer.model, params, buffers, *self.population.examples(client)).accuracy
+
+    def pool_size(self, pool: str) -> int:
+        return len(self.population.y if pool == "train" else self.test[1])
+
+    def _rows(self, pool: str, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        x, y = (self.population.x, self.population.y) if pool == "train" else self.test
+        if len(rows) and (np.diff(rows) == 1).all():  # a slice needs no copy
+            return x[rows[0] : rows[-1] + 1], y[rows[0] : rows[-1] + 1]
+        index = torch.from_numpy(rows)
+        return x.index_select(0, index), y.index_select(0, index)
+
+
+def judging_chunks(bench: Bench, pool: str, rows: np.ndarray | None) -> list[np.ndarray]:
+    """The rows of an evaluation in fixed pieces."""
+    if rows is None:
+        rows = np.arange(bench.pool_size(pool))
+    return [rows[first : first + JUDGING_CHUNK] for first in range(0, len(rows), JUDGING_CHUNK)]
+
+
+def joined(parts: Sequence[Judged]) -> Judged:
+    """The outcome of an evaluation from its pieces, in order."""
+    correct = np.concatenate([part.correct for part in parts]) if parts else np.zeros(0, dtype=bool)
+    return Judged(correct, float(sum(part.loss for part in parts)))

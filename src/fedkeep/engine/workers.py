@@ -1,0 +1,259 @@
+"""Persistent worker processes, one torch thread each.
+
+Workers are forked once the data is loaded, so they share it with their parent. What the server broadcasts lies in one
+arena that all workers read; each worker has an arena for what it is given and one for what it gives back. A worker
+that dies is replaced and its work done again: every piece of work depends on keys only, so the result is the same.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedkeep.engine.arena import Arena
+from fedkeep.engine.base import Bench, GroupResult, Models, joined, judging_chunks
+from fedkeep.errors import FedKeepError, RunError
+from fedkeep.local.evaluate import Judged
+from fedkeep.method import Memory, Update
+from fedkeep.rounds import Broadcast, Bundle
+
+TRIES = 3  # how often one piece of work may cost a worker its life
+
+
+@dataclass(frozen=True)
+class Work:
+    """A piece of work: its kind, plain arguments, and tensors that only this worker needs."""
+
+    kind: str
+    arguments: tuple[Any, ...]
+    tensors: Mapping[str, Any]
+
+
+@dataclass
+class _Worker:
+    """A worker process as its parent sees it."""
+
+    process: Any
+    pipe: Connection
+    inbox: Arena
+    outbox: Arena
+    busy_with: int | None = None
+
+
+class WorkerEngine:
+    """Client work spread over forked processes; the same results as `SerialEngine`, bit for bit."""
+
+    def __init__(self, bench: Bench, workers: int) -> None:
+        self.bench = bench
+        self._context = multiprocessing.get_context("fork")
+        self._shared = Arena()
+        self._broadcast: Any = None
+        self._parent = os.getpid()
+        self._workers: list[_Worker] = []
+        for _ in range(workers):
+            self._workers.append(self._start())
+
+    def train(
+        self, broadcast: Broadcast, groups: Sequence[Sequence[int]], memories: Mapping[int, Memory], rows: np.ndarray
+    ) -> Iterable[GroupResult]:
+        self._publish({"params": broadcast.params, "buffers": broadcast.buffers, "slots": broadcast.slots})
+        work = [
+            Work("train", (broadcast.round, list(g), rows), {str(k): memories[k] for k in g if k in memories})
+            for g in groups
+        ]
+        return self._run(work)
+
+    def judge(self, params, buffers, pool, rows=None) -> Judged:
+        self._publish({"params": params, "buffers": buffers})
+        chunks = judging_chunks(self.bench, pool, rows)
+        return joined(list(self._run([Work("judge", (pool, chunk), {}) for chunk in chunks])))
+
+    def score(self, models: Models, evaluators: Sequence[Sequence[int]]) -> list[list[float]]:
+        self._publish({str(i): {"params": p, "buffers": b} for i, (p, b) in enumerate(models)})
+        work = [Work("score", (str(i), client), {}) for i, asked in enumerate(evaluators) for client in asked]
+        answers = iter(self._run(work))
+        return [[next(answers) for _ in asked] for asked in evaluators]
+
+    def close(self) -> None:
+        """End the workers; safe to call twice."""
+        if os.getpid() != self._parent:
+            return
+        for worker in self._workers:
+            _discard(worker)
+        self._workers = []
+
+    # -- the parent's side
+
+    def _start(self) -> _Worker:
+        ours, theirs = self._context.Pipe()
+        inbox, outbox = Arena(), Arena()
+        others = [worker.pipe for worker in self._workers]
+        process = self._context.Process(
+            target=_serve, args=(self.bench, self._shared, theirs, ours, others, inbox, outbox), daemon=True
+        )
+        sys.stdout.flush()
+        sys.stderr.flush()
+        process.start()
+        theirs.close()
+        return _Worker(process, ours, inbox, outbox)
+
+    def _publish(self, nested: Mapping[str, Any]) -> None:
+        self._broadcast = self._shared.write(nested)
+
+    def _run(self, work: Sequence[Work]) -> Iterator[Any]:
+        """Give work out as workers become free; results come back in the order of the work."""
+        waiting = deque(range(len(work)))
+        done: dict[int, Any] = {}
+        tries = [0] * len(work)
+        for position in range(len(work)):
+            while position not in done:
+                for worker in [w for w in self._workers if w.busy_with is None]:
+                    if waiting:
+                        self._give(worker, waiting.popleft(), work)
+                self._gather(work, done, waiting, tries)
+            yield done.pop(position)
+
+    def _give(self, worker: _Worker, index: int, work: Sequence[Work]) -> None:
+        worker.busy_with = index
+        item = work[index]
+        private = worker.inbox.write(item.tensors)
+        try:
+            worker.pipe.send((item.kind, item.arguments, self._broadcast, private))
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it died: `_gather` sees the end of the pipe
+
+    def _gather(self, work: Sequence[Work], done: dict[int, Any], waiting: deque[int], tries: list[int]) -> None:
+        for pipe in wait([w.pipe for w in self._workers if w.busy_with is not None]):
+            worker = next(w for w in self._workers if w.pipe is pipe)
+            index = worker.busy_with
+            assert index is not None
+            try:
+                problem, plain, private = worker.pipe.recv()
+            except (EOFError, ConnectionResetError, OSError):
+                tries[index] += 1
+                waiting.appendleft(index)
+                self._replace(worker, tries[index])
+                continue
+            worker.busy_with = None
+            if problem is not None:
+                raise problem
+            done[index] = _receive(work[index].kind, plain, worker.outbox.read(*private))
+
+    def _replace(self, worker: _Worker, tries: int) -> None:
+        _discard(worker)
+        code = worker.process.exitcode
+        if tries >= TRIES:
+            raise RunError(
+                f"a worker died {tries} times at the same piece of work (exit code {code}); is memory short? "
+                "Try --workers 1"
+            )
+        print(f"note: a worker process died (exit code {code}); its clients are trained again", file=sys.stderr)
+        self._workers[self._workers.index(worker)] = self._start()
+
+
+def _discard(worker: _Worker) -> None:
+    """End a worker process for good, by its pid, and give its memory back."""
+    worker.pipe.close()
+    worker.process.join(timeout=0.5)
+    if worker.process.is_alive():
+        worker.process.kill()
+        worker.process.join()
+    worker.inbox.close()
+    worker.outbox.close()
+
+
+def _receive(kind: str, plain: Any, tensors: dict[str, Any]) -> Any:
+    """A worker's answer, with tensors of our own (the worker will write over its arena)."""
+    if kind != "train":
+        return plain
+    facts, correct, update_facts = plain
+    own = _copied(tensors)
+    updates = tuple(
+        Update(fact, one["delta"], one["buffers"], one["uploads"])
+        for fact, one in zip(update_facts, own["updates"].values(), strict=True)
+    )
+    bundle = Bundle(facts, own["total"], own["buffers"], own["uploads"], updates)
+    return GroupResult(bundle, {int(k): memory for k, memory in own["memories"].items()}, correct)
+
+
+def _copied(nested: Any) -> Any:
+    return {k: _copied(v) for k, v in nested.items()} if isinstance(nested, dict) else nested.clone()
+
+
+# -- the worker's side
+
+
+def _serve(
+    bench: Bench, shared: Arena, pipe: Connection, theirs: Connection, others: list[Connection], inbox: Arena, outbox: Arena
+) -> None:
+    """A worker's life: take work, do it, answer, until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; the pipe's end ends us
+    for end in [theirs, *others]:
+        end.close()  # else a dead parent would go unnoticed
+    torch.set_num_threads(1)
+    while True:
+        try:
+            kind, arguments, published, private = pipe.recv()
+        except (EOFError, OSError):
+            os._exit(0)
+        try:
+            answer = _do(bench, kind, arguments, shared.read(*published), inbox.read(*private))
+            plain, tensors = _answer(answer)
+            message = (None, plain, outbox.write(tensors))
+        except BaseException as error:
+            message = (_portable(error), None, None)
+        try:
+            pipe.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            os._exit(0)
+
+
+def _do(bench: Bench, kind: str, arguments: tuple[Any, ...], shared: dict[str, Any], own: dict[str, Any]) -> Any:
+    if kind == "train":
+        round, clients, rows = arguments
+        broadcast = Broadcast(shared["params"], shared["buffers"], shared["slots"], round)
+        return bench.run_group(broadcast, clients, {int(k): memory for k, memory in own.items()}, rows)
+    if kind == "judge":
+        pool, rows = arguments
+        return bench.judge(shared["params"], shared["buffers"], pool, rows)
+    model, client = arguments
+    return bench.score(shared[model]["params"], shared[model]["buffers"], client)
+
+
+def _answer(answer: Any) -> tuple[Any, dict[str, Any]]:
+    """The plain part of an answer and its tensors."""
+    if not isinstance(answer, GroupResult):
+        return answer, {}
+    bundle = answer.bundle
+    updates = {
+        str(i): {"delta": u.delta, "buffers": u.buffers, "uploads": u.uploads} for i, u in enumerate(bundle.updates)
+    }
+    tensors = {
+        "total": bundle.total,
+        "buffers": bundle.buffers,
+        "uploads": bundle.uploads,
+        "updates": updates,
+        "memories": answer.memories,
+    }
+    return (bundle.facts, dict(answer.correct), tuple(u.facts for u in bundle.updates)), tensors
+
+
+def _portable(error: BaseException) -> Exception:
+    """An error that survives the way to the parent."""
+    if isinstance(error, FedKeepError):
+        return error
+    return RunError(f"a worker failed: {''.join(traceback.format_exception(error)).strip()}")
+
+
+

@@ -1,0 +1,120 @@
+"""From a config to the things a run is made of."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from fedkeep import grammar, models
+from fedkeep.data import Dataset, cohort_size, load
+from fedkeep.data.partition import Partition
+from fedkeep.data.partition import parse as parse_partition
+from fedkeep.data.population import Population
+from fedkeep.engine import Engine, SerialEngine
+from fedkeep.engine.base import Bench
+from fedkeep.engine.workers import WorkerEngine
+from fedkeep.errors import ConfigError
+from fedkeep.experiment.config import Config
+from fedkeep.local.step import EagerStep, Step, StepRecipe
+from fedkeep.local.traced import TracedStep, worth_recording
+from fedkeep.model import Model
+from fedkeep.rng import stream, torch_seeded
+from fedkeep.rounds import Trainer, begin, broadcast_of, check, warm_up
+from fedkeep.simulate import Simulation, with_meter
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Data, clients and model of an experiment, before round 1."""
+
+    config: Config
+    dataset: Dataset
+    partition: Partition
+    population: Population
+    model: Model
+    cohort_size: int
+
+
+@lru_cache(maxsize=2)
+def _load(data: str, root: str, limit: int) -> Dataset:
+    return load(data, root or None, limit or None)
+
+
+def prepare(config: Config) -> Prepared:
+    """Load the data, deal it to the clients, build the model; every refusal happens here."""
+    dataset = _load(config.data, config.data_root, config.limit)
+    labels = dataset.train_y.numpy()
+    spec = parse_partition(config.partition)
+    partition = spec.build(labels, config.clients or None, config.seed, groups=dataset.groups)
+    if (partition.sizes == 0).any():
+        empty = int((partition.sizes == 0).sum())
+        raise ConfigError(f"partition {spec}: {empty} clients hold no example; use fewer clients")
+    population = Population.of(
+        dataset.train_x, dataset.train_y, partition, dataset.classes, config.validation, config.seed
+    )
+    with torch_seeded(stream(config.seed, "model")):
+        module = models.build(config.model, dataset.shape, dataset.classes, config.norm)
+    model = Model.of(module, config.frozen)
+    size = cohort_size(len(population), config.fraction)
+    check(grammar.parse(config.method), config.plan, size)
+    return Prepared(config, dataset, partition, population, model, size)
+
+
+def simulation_of(prepared: Prepared, make_engine: Callable[[Bench], Engine] | None = None) -> Simulation:
+    """The runtime of a prepared experiment, at round 0."""
+    config = prepared.config
+    forgetting = config.forgetting
+    method = with_meter(grammar.parse(config.method), forgetting)  # type: ignore[arg-type]
+    trainer = Trainer.of(prepared.model, method, config.plan, step_for(config, prepared.population))
+    test = (prepared.dataset.test_x, prepared.dataset.test_y)
+    bench = Bench(trainer, prepared.population, test, config.seed)
+    state = begin(method, *prepared.model.initial())
+    warm_up(trainer, broadcast_of(state), bench.client_data(0))
+    engine = make_engine(bench) if make_engine else SerialEngine(bench)
+    return Simulation(
+        method=method,
+        population=prepared.population,
+        engine=engine,
+        state=state,
+        seed=config.seed,
+        cohort_size=prepared.cohort_size,
+        forgetting=forgetting,  # type: ignore[arg-type]
+        judge_every=config.judge_every,
+        rounds=config.rounds,
+    )
+
+
+def cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def label_table(prepared: Prepared) -> dict[str, np.ndarray]:
+    """Who holds which label: one row per client and class."""
+    labels = prepared.dataset.train_y.numpy()
+    classes = prepared.dataset.classes
+    train = prepared.population.train.label_counts(labels, classes)
+    held = prepared.population.held_out.label_counts(labels, classes)
+    client, label = np.indices(train.shape)
+    return {"client": client.ravel(), "class": label.ravel(), "train": train.ravel(), "held_out": held.ravel()}
+
+
+def step_for(config: Config, population: Population) -> Callable[[StepRecipe], Step]:
+    """How local steps are run: recorded once and replayed, or eagerly."""
+    if config.engine == "eager":
+        return EagerStep
+    sizes = worth_recording(population.train.sizes.tolist(), config.batch_size)
+    return lambda recipe: TracedStep(recipe, sizes)
+
+
+def engine_for(config: Config) -> Callable[[Bench], Engine]:
+    """The engine that a config asks for."""
+    workers = config.workers or cores()
+    if workers == 1 or not hasattr(os, "memfd_create"):
+        return SerialEngine
+    return lambda bench: WorkerEngine(bench, workers)

@@ -1,0 +1,193 @@
+"""What determines an experiment: one flat set of options, the same in Python, in a file and on the command line."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import tomli_w
+
+from fedkeep import grammar, models
+from fedkeep.calls import format_call, parse_call
+from fedkeep.data.partition import parse as parse_partition
+from fedkeep.data.sampling import cohort_size
+from fedkeep.errors import ConfigError, nearest
+from fedkeep.local_opt import SGD, Adam
+from fedkeep.method import LocalOptimizer, Plan
+
+VERSION = 1
+CHOICES = {
+    "optimizer": ("sgd", "adam"),
+    "norm": ("batch", "group"),
+    "forgetting": ("off", "cohort", "all"),
+    "engine": ("auto", "eager", "traced"),
+}
+
+
+def _option(default: Any, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={"help": help, **more})
+
+
+@dataclass(frozen=True)
+class Config:
+    """Every option of a run.
+
+    Fields marked `speed` change how fast a run is, those marked `same` where it finds its data or what is said of it;
+    neither changes what it computes.
+    """
+
+    method: str = _option("fedavg", "Method, e.g. fedavg+wsm or fedprox(mu=0.01)+tce; `fedkeep methods` lists all.")
+    data: str = _option("digits", "Data set by name, a .npz file, or hf:NAME; `fedkeep data` lists all.")
+    data_root: str = _option("", "Folder that holds the data files (not needed for digits).", same=True)
+    limit: int = _option(0, "Keep only this many training examples, drawn at random by a fixed key; 0 keeps all.")
+    partition: str = _option("dirichlet(alpha=0.1)", "Who holds what, e.g. dirichlet(alpha=0.1), shards, iid.")
+    clients: int = _option(20, "Number of clients; 0 takes what the partition says (natural, label_clusters).")
+    fraction: float = _option(0.5, "Share of the clients that takes part in a round, above 0 and at most 1.")
+    validation: float = _option(0.1, "Share of each client's examples held out for judging models.")
+    rounds: int = _option(20, "Number of rounds.")
+    local_epochs: int = _option(2, "Passes over a client's data in one round.")
+    local_steps: int = _option(0, "Local steps in one round, in place of passes; 0 uses --local-epochs.")
+    batch_size: int = _option(32, "Examples in one local step.")
+    lr: float = _option(0.05, "Local learning rate.")
+    momentum: float = _option(0.0, "Local momentum (sgd only).")
+    weight_decay: float = _option(0.0, "Local weight decay.")
+    optimizer: str = _option("sgd", "Local optimiser: sgd or adam.")
+    model: str = _option("mlp", "Model: " + ", ".join(models.names()) + ".")
+    norm: str = _option("batch", "Normalisation layers: batch or group.")
+    freeze: str = _option("", 'Layers that are never trained, comma separated; "classifier" freezes the last one.')
+    seed: int = _option(0, "Everything random follows from this number.")
+    forgetting: str = _option("cohort", "Measure forgetting against: off, the cohort, or all clients.")
+    judge_every: int = _option(1, "Judge the global model on the test data every n-th round; 0 only at the end.")
+    target: float = _option(
+        0.0, "Report how many rounds it takes to this test accuracy (0 to 1); 0 reports none.", same=True
+    )
+    engine: str = _option("auto", "How a step runs: auto, eager or traced.", speed=True)
+    workers: int = _option(0, "Worker processes; 0 uses all cores, 1 works in this process.", speed=True)
+    checkpoint_every: int = _option(0, "Checkpoint every n-th round; 0 as often as costs at most 2 % time.", speed=True)
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        for key, known in CHOICES.items():
+            if getattr(self, key) not in known:
+                raise ConfigError(f'{key} "{getattr(self, key)}" is unknown: {nearest(getattr(self, key), known)}')
+        for key in ("rounds", "batch_size", "local_epochs"):
+            _at_least(self, key, 1)
+        for key in ("clients", "limit", "local_steps", "workers", "judge_every", "checkpoint_every", "seed"):
+            _at_least(self, key, 0)
+        if not 0 <= self.validation < 1:
+            raise ConfigError(f"validation {self.validation} is outside [0, 1); 0.1 holds out a tenth of each client")
+        if not 0 <= self.target <= 1:
+            raise ConfigError(f"target {self.target} is no accuracy; give a number from 0 to 1")
+        if self.model not in models.names():
+            raise ConfigError(f'unknown model "{self.model}": {nearest(self.model, models.names())}')
+        # written back in canonical form, so that equal experiments have equal files
+        object.__setattr__(self, "method", grammar.name_of(grammar.parse(self.method)))
+        object.__setattr__(self, "partition", str(parse_partition(self.partition)))
+        if self.clients:
+            cohort_size(self.clients, self.fraction)
+
+    @property
+    def plan(self) -> Plan:
+        return Plan(self.local_optimizer, self.batch_size, self.local_epochs, self.local_steps or None)
+
+    @property
+    def local_optimizer(self) -> LocalOptimizer:
+        if self.optimizer == "adam":
+            if self.momentum:
+                raise ConfigError(f"momentum {self.momentum} with adam: adam has its own; leave --momentum away")
+            return Adam(self.lr, weight_decay=self.weight_decay)
+        return SGD(self.lr, self.momentum, self.weight_decay)
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        return tuple(name.strip() for name in self.freeze.split(",") if name.strip())
+
+    def identity(self) -> dict[str, Any]:
+        """The options that determine the result; two configs with equal identity compute the same."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if not f.metadata.keys() & {"speed", "same"}}
+
+    def with_options(self, options: Mapping[str, Any]) -> Config:
+        """Some options replaced; `partition.alpha` or `method.mu` reach into a part."""
+        plain: dict[str, Any] = {}
+        for key, value in options.items():
+            head, dot, tail = key.partition(".")
+            _known(head, "")
+            if not dot:
+                plain[key] = value
+            elif head == "partition":
+                plain[head] = str(parse_partition(plain.get(head, self.partition)).with_option(tail, value))
+            elif head == "method":
+                plain[head] = with_method_option(plain.get(head, self.method), tail, value)
+            else:
+                raise ConfigError(f'option "{key}": only partition and method have options, e.g. partition.alpha')
+        return replace(self, **plain)
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps({"version": VERSION, **asdict(self)})
+
+
+HINTS = get_type_hints(Config)
+
+
+def _check_types(config: Config) -> None:
+    for key, kind in HINTS.items():
+        value = getattr(config, key)
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            object.__setattr__(config, key, float(value))
+        elif not isinstance(value, get_args(kind) or kind) or (isinstance(value, bool) and kind is not bool):
+            raise ConfigError(f"{key}={value!r} is of type {type(value).__name__}; give a {kind.__name__}")
+
+
+def _at_least(config: Config, key: str, least: int) -> None:
+    if getattr(config, key) < least:
+        raise ConfigError(f"{key}={getattr(config, key)} is too small; choose at least {least}")
+
+
+def _known(key: str, where: str) -> None:
+    if key not in HINTS:
+        raise ConfigError(f'{where}unknown option "{key}": {nearest(key, HINTS)}')
+
+
+def with_method_option(name: str, key: str, value: Any) -> str:
+    """A method's name with one option set or changed, in every term that has it.
+
+    >>> with_method_option("fedprox(mu=0.01)+wsm", "mu", 1.0)
+    'fedprox(mu=1.0)+wsm'
+    """
+    known: list[str] = []
+    for mark, term in re.findall(r"([+@]?)([^+@()]+(?:\([^()]*\))?)", name):
+        word, given = parse_call(term, "method")
+        takes = inspect.signature(grammar.SERVER[word] if mark == "@" else grammar.TERMS[word]).parameters
+        known += takes
+        if key in takes:
+            name = name.replace(mark + term, mark + format_call(word, {**given, key: value}), 1)
+    if key not in known:
+        raise ConfigError(f'method {name} has no option "{key}": {nearest(key, known) if known else "it takes none"}')
+    return grammar.name_of(grammar.parse(name))
+
+
+def read_toml(path: Path, more: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The options of an experiment file, strictly; `more` are keys beyond those of one run."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        table = tomllib.loads(text)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; give the path of an experiment file (.toml)") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{path}: cannot be read as TOML ({error}); mend or replace the file") from None
+    version = table.pop("version", VERSION)
+    if version != VERSION:
+        raise ConfigError(
+            f"{path}: version {version}, this FedKeep reads version {VERSION}; use the release that wrote it"
+        )
+    for key in table:
+        if key not in HINTS and key not in more:
+            here = re.compile(rf"""\s*\[*\s*["']?{re.escape(key)}["']?\s*[].=]""")
+            line = next((n for n, row in enumerate(text.splitlines(), 1) if here.match(row)), 1)
+            raise ConfigError(f'{path}, line {line}: unknown option "{key}": {nearest(key, [*HINTS, *more])}')
+    return table

@@ -1,0 +1,282 @@
+"""Run an experiment from beginning to end, or from where it was interrupted."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from fedkeep.errors import ConfigError, RunError, nearest
+from fedkeep.experiment.about import about
+from fedkeep.experiment.build import Prepared, engine_for, label_table, prepare, simulation_of
+from fedkeep.experiment.config import HINTS, Config
+from fedkeep.experiment.rundir import RunDirectory
+from fedkeep.experiment.tables import TABLES, History
+from fedkeep.grammar import name_of
+from fedkeep.method import Method
+from fedkeep.metrics.forgetting import steadiness
+from fedkeep.rounds import NoUsableUpdate, ServerState
+from fedkeep.simulate import RoundRecord, Simulation
+from fedkeep.tree import Params
+
+Listener = Callable[[RoundRecord], None]
+CHECKPOINT_SHARE = 0.02  # of the run's time, at most
+STOPPED = "stopped: no usable update"
+LAST = 10  # the papers report the mean of the last rounds, because single rounds swing
+
+
+@dataclass
+class Run:
+    """A finished run: its config, its records, its models."""
+
+    config: Config
+    params: Params
+    buffers: Params
+    history: History
+    best: tuple[Params, Params] = field(repr=False)
+    directory: Path | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def frame(self, name: str) -> pd.DataFrame:
+        """A table of the run as a pandas frame: "rounds", "clients", "classes" or "forgetting"."""
+        if name not in TABLES:
+            raise ConfigError(f'a run has no table "{name}"; it has {", ".join(TABLES)}')
+        table = self.history.table(name)
+        if table is None:
+            raise RunError(f'table "{name}" was not recorded; run with forgetting="cohort" or "all"')
+        return table.to_pandas()
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """One dictionary of plain numbers per round."""
+        return self.frame("rounds").to_dict("records")
+
+    @property
+    def accuracy(self) -> float:
+        """Test accuracy of the last round that was judged."""
+        return float(self.frame("rounds")["accuracy"].dropna().iloc[-1])
+
+    def summary(self) -> dict[str, float]:
+        """The numbers a comparison is made of."""
+        return summarise(self.frame("rounds"), self.config.target)
+
+
+def summarise(rounds: pd.DataFrame, target: float = 0.0, last: int = LAST) -> dict[str, float]:
+    """Final (mean of the last rounds), best, last, rounds to a target, forgetting, traffic, time."""
+    accuracy = rounds["accuracy"].dropna().to_numpy()
+    reached = rounds.loc[rounds["accuracy"] >= target, "round"] if target else rounds["round"].iloc[:0]
+    tail = rounds.tail(last)
+    return {
+        "final": float(tail["accuracy"].mean()),  # of the rounds that were judged
+        "best": float(accuracy.max()) if len(accuracy) else math.nan,
+        "last": float(accuracy[-1]) if len(accuracy) else math.nan,
+        "mean": float(accuracy.mean()) if len(accuracy) else math.nan,
+        "validation": float(tail["validation_accuracy"].mean()),
+        "rounds_to_target": float(reached.iloc[0]) if len(reached) else math.nan,
+        "forgetting": float(tail["forgetting"].mean()) if "forgetting" in tail else math.nan,
+        "forgettable": float(tail["forgettable"].mean()) if "forgettable" in tail else math.nan,
+        "change_std": float(steadiness(accuracy)[0]) if len(accuracy) > 1 else math.nan,
+        "largest_drop": float(steadiness(accuracy)[1]) if len(accuracy) > 1 else math.nan,
+        "bytes_up": float(rounds["bytes_up"].mean()),
+        "bytes_down": float(rounds["bytes_down"].mean()),
+        "seconds": float(rounds["seconds"].sum()),
+    }
+
+
+def run(
+    method: str | Method = "fedavg", *, out: str | Path | None = None, listen: Listener | None = None, **options: Any
+) -> Run:
+    """Run one experiment and return its records and models.
+
+    >>> import fedkeep as fk
+    >>> done = fk.run("fedavg+wsm", data="digits", clients=10, rounds=2, workers=1)
+    >>> len(done.rounds)
+    2
+    """
+    for key in options:
+        if key not in HINTS:
+            raise ConfigError(f'unknown option "{key}": {nearest(key, HINTS)}')
+    name = name_of(method) if isinstance(method, Method) else method
+    return execute(Config(method=name, **options), Path(out) if out else None, listen)
+
+
+def execute(
+    config: Config, out: Path | None = None, listen: Listener | None = None, command: list[str] | None = None
+) -> Run:
+    """Run a config; with `out`, in a directory that can be resumed."""
+    directory = RunDirectory(out) if out else None
+    if directory and directory.exists() and (outcome := directory.outcome()):
+        directory.same_experiment(directory.config(), config)
+        directory.notes.append(f"{out}: {outcome['outcome']} after round {outcome['round']} already; nothing was run")
+        done = load_run(directory.path, directory.notes)
+        done.config = replace(done.config, target=config.target)
+        return done
+    with _quiet_torch():
+        prepared = prepare(config)
+        try:
+            if directory:
+                directory.open(config, about(command), label_table(prepared))
+            return _Execution(config, prepared, directory, listen).go()
+        finally:
+            if directory:
+                directory.close()
+
+
+@contextmanager
+def _quiet_torch() -> Iterator[None]:
+    """One thread and a random state of its own while a run goes on; the caller's come back afterwards."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+class _Execution:
+    """One run under way."""
+
+    def __init__(self, config: Config, prepared: Prepared, directory: RunDirectory | None, listen: Listener | None):
+        self.config, self.directory, self.listen = config, directory, listen
+        self.history, self.unsaved = History(), History()
+        self.simulation = simulation_of(prepared, engine_for(config))
+        state = self.simulation.state
+        self.best: tuple[Params, Params] = (state.params, state.buffers)
+        self.best_score = -math.inf
+        self.started, self.spent = time.monotonic(), 0.0
+        self.cost = 0.02 + size_of(freeze(self.simulation)) / 200e6  # seconds; a guess until the first is written
+
+    def go(self) -> Run:
+        simulation = self.simulation
+        try:
+            if self.directory:
+                self._resume(self.directory)
+            while simulation.state.round < self.config.rounds:
+                self._round()
+        except NoUsableUpdate:
+            self._finish(STOPPED)
+            raise
+        except KeyboardInterrupt:
+            self._save()
+            raise
+        finally:
+            simulation.engine.close()
+        self._finish("finished")
+        state, path = simulation.state, self.directory and self.directory.path
+        notes = self.directory.notes if self.directory else []
+        return Run(self.config, state.params, state.buffers, self.history, self.best, path, notes)
+
+    def _round(self) -> None:
+        record = self._step()
+        self.history.add(record)
+        if record.validation_accuracy > self.best_score:  # the test data chooses nothing
+            self.best_score = record.validation_accuracy
+            self.best = (self.simulation.state.params, self.simulation.state.buffers)
+        self.unsaved.add(record)
+        if self.directory and record.left_out:
+            self.directory.log(f"round {record.round}: left out, update not finite: clients {record.left_out}")
+        if self.directory and self._due(record.round):
+            self._save()
+        if self.listen:
+            self.listen(record)
+
+    def _step(self) -> RoundRecord:
+        """One round, or none: a step that is interrupted leaves the simulation where it was."""
+        simulation = self.simulation
+        state, memories = simulation.state, dict(simulation.memories)
+        try:
+            return simulation.step()
+        except BaseException:
+            if simulation.state is not state:
+                simulation.memories.clear()
+                simulation.memories.update(memories)
+                simulation.state = state
+            raise
+
+    def _due(self, round: int) -> bool:
+        if self.config.checkpoint_every:
+            return round % self.config.checkpoint_every == 0
+        return self.spent + self.cost <= CHECKPOINT_SHARE * (time.monotonic() - self.started)
+
+    def _save(self) -> None:
+        tables = self.unsaved.tables()
+        if self.directory is None or not tables:
+            return
+        if tables["rounds"].column("round")[-1].as_py() != self.simulation.state.round:
+            return  # interrupted between a round and its record; the last checkpoint stands
+        started = time.monotonic()
+        meta = {"best_score": self.best_score if math.isfinite(self.best_score) else None}
+        state = {**freeze(self.simulation), "best": {"params": self.best[0], "buffers": self.best[1]}}
+        self.directory.checkpoint(self.simulation.state.round, tables, state, meta)
+        self.unsaved = History()
+        self.cost = time.monotonic() - started
+        self.spent += self.cost
+
+    def _resume(self, directory: RunDirectory) -> None:
+        found = directory.latest()
+        if found is None:
+            return
+        state, meta, tables = found
+        if state.keys() != {*freeze(self.simulation), "best"} or not same_shapes(state["params"], self.best[0]):
+            raise RunError(f"{directory.path}: its checkpoint is of another FedKeep; use the release that wrote it")
+        thaw(self.simulation, state, meta["round"])
+        self.best = (state["best"]["params"], state["best"]["buffers"])
+        self.best_score = -math.inf if meta["best_score"] is None else meta["best_score"]
+        self.history.append(tables)
+        directory.notes.append(f"went on from round {meta['round']}")
+        directory.log(directory.notes[-1])
+
+    def _finish(self, outcome: str) -> None:
+        if self.directory:
+            state = self.simulation.state
+            how = {"outcome": outcome, "round": state.round}
+            self.directory.finish(how, self.history.tables(), (state.params, state.buffers), self.best)
+
+
+def freeze(simulation: Simulation) -> dict[str, Any]:
+    """All that a simulation carries from round to round, as one nesting of tensors."""
+    state = simulation.state
+    return {
+        "params": state.params,
+        "buffers": state.buffers,
+        "slots": state.slots,
+        "optimizer": state.optimizer,
+        "memories": {str(client): memory for client, memory in simulation.memories.items()},
+    }
+
+
+def thaw(simulation: Simulation, state: dict[str, Any], round: int) -> None:
+    """Put a simulation where `freeze` found it."""
+    simulation.state = ServerState(state["params"], state["buffers"], state["slots"], state["optimizer"], round)
+    simulation.memories.clear()
+    simulation.memories.update({int(client): memory for client, memory in state["memories"].items()})
+
+
+def size_of(nested: Mapping[str, Any]) -> int:
+    """The bytes of all tensors of a nesting."""
+    return sum(t.nbytes if isinstance(t, torch.Tensor) else size_of(t) for t in nested.values())
+
+
+def same_shapes(left: Params, right: Params) -> bool:
+    return {name: t.shape for name, t in left.items()} == {name: t.shape for name, t in right.items()}
+
+
+def load_run(path: Path, notes: list[str] | None = None) -> Run:
+    """A finished run from its directory."""
+    directory = RunDirectory(path, notes if notes is not None else [])
+    config, outcome = directory.config(), directory.outcome()
+    tables = {name: table for name in TABLES if (table := directory.table(name)) is not None}
+    if "rounds" not in tables and outcome and outcome["round"]:
+        raise RunError(f"{path / 'rounds.parquet'}: missing or damaged; restore it from a copy, or repeat the run")
+    history = History()
+    history.append(tables)
+    final, best = directory.model("final"), directory.model("best")
+    return Run(config, final, {}, history, (best, {}), path, directory.notes)

@@ -1,0 +1,1 @@
+"""What happens on one client: the only SGD loop, evaluation, Fisher information."""

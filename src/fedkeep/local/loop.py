@@ -1,0 +1,57 @@
+"""The only SGD loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeep.local.step import Constants, LocalState, Step
+from fedkeep.method import Plan
+
+
+def passes(examples: int, plan: Plan, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """The examples of each pass over the data, shuffled; with a number of steps, the last pass may be cut short.
+
+    >>> from fedkeep.local_opt import SGD
+    >>> [len(p) for p in passes(5, Plan(SGD(0.1), batch_size=2, epochs=2), np.random.default_rng(0))]
+    [5, 5]
+    >>> [len(p) for p in passes(5, Plan(SGD(0.1), batch_size=2, steps=4), np.random.default_rng(0))]
+    [5, 2]
+    """
+    left = plan.local_steps(examples)
+    per_pass = -(-examples // plan.batch_size)
+    while left > 0:
+        order = rng.permutation(examples)
+        yield order if left >= per_pass else order[: left * plan.batch_size]
+        left -= per_pass
+
+
+def train(
+    step: Step,
+    state: LocalState,
+    x: Tensor,
+    y: Tensor,
+    constants: Constants,
+    plan: Plan,
+    rng: np.random.Generator,
+    double_single: bool = False,
+) -> LocalState:
+    """Run a client's local steps, the last short batch of each pass included.
+
+    `double_single`: a batch of one example is shown twice, because batch norm needs two values per channel; the mean
+    loss of the batch stays the same.
+    """
+    session = step.open(state, constants)
+    for order in passes(len(y), plan, rng):
+        rows = torch.from_numpy(order)
+        shuffled = zip(
+            x.index_select(0, rows).split(plan.batch_size), y.index_select(0, rows).split(plan.batch_size), strict=True
+        )
+        for inputs, labels in shuffled:
+            if double_single and len(labels) == 1:
+                inputs, labels = torch.cat([inputs, inputs]), torch.cat([labels, labels])
+            session(inputs, labels)
+    return session.state()

@@ -1,0 +1,221 @@
+"""Run directories -> plain data: what can be read is read, and what cannot is said.
+
+A directory may be unfinished (its records lie in segments), damaged, written by another version, or no run at all.
+Each of these becomes a note; only when nothing at all is left to show there is an error.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fedkeep.errors import FedKeepError, RunError
+from fedkeep.experiment.files import read_checked, read_sums
+from fedkeep.experiment.rundir import RunDirectory
+from fedkeep.experiment.tables import from_parquet
+
+MATRIX_ROUNDS = 25  # the slider's stops: more would make the page large and tell little more
+HOW_TO_RECORD = "not recorded; run with `--forgetting cohort` (or `all`) to record it"
+PAIRS = ("round", "model", "data", "accuracy_before", "accuracy_local", "data_in_cohort")
+
+
+@dataclass(frozen=True, eq=False)
+class RunData:
+    """What one run directory has to show. A table that was not recorded, or cannot be read, is None."""
+
+    path: Path
+    options: dict[str, Any]
+    config_text: str
+    status: str
+    rounds: pd.DataFrame
+    clients: pd.DataFrame | None = None
+    classes: pd.DataFrame | None = None
+    pairs: pd.DataFrame | None = None  # F_ki of the rounds that are shown
+    partition: pd.DataFrame | None = None
+    about: dict[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def method(self) -> str:
+        return str(self.options.get("method", "unknown method"))
+
+    @property
+    def seed(self) -> int:
+        return int(self.options.get("seed", 0))
+
+    @property
+    def last_round(self) -> int:
+        return int(self.rounds["round"].max())
+
+
+def load_runs(
+    paths: Iterable[str | Path], matrix_rounds: Sequence[int] | None = None
+) -> tuple[list[RunData], list[str]]:
+    """The runs of these directories, and notes on what could not be shown.
+
+    A directory that holds run directories stands for all of them. F_ki is kept for `matrix_rounds` only, by default
+    at most 25 rounds, evenly spaced, with the first and the last.
+    """
+    runs, notes = [], []
+    for path in _expand(paths):
+        try:
+            runs.append(read_run(path))
+        except FedKeepError as error:
+            notes.append(str(error))
+    if not runs:
+        raise RunError("; ".join(notes) or "no run directory was given; give the --out of one or more runs")
+    recorded = np.unique(np.concatenate([run.rounds["round"].to_numpy() for run in runs]))
+    chosen = spread(recorded, MATRIX_ROUNDS) if matrix_rounds is None else matrix_rounds
+    runs = [with_pairs(run, chosen) for run in runs]
+    notes += [f"{run.path}: {note}" for run in runs for note in run.notes]
+    return runs, list(dict.fromkeys(notes))
+
+
+def read_run(path: Path) -> RunData:
+    """One run directory without its F_ki, as far as it can be read."""
+    directory = RunDirectory(path)
+    notes: list[str] = []
+    options, text = _options(directory, notes)
+    rounds = _table(directory, "rounds", notes)
+    frame = rounds.to_pandas() if rounds is not None else pd.DataFrame()
+    if "round" not in frame or frame.empty:
+        why = "; ".join([*notes, *directory.notes]) or "no round is recorded yet"
+        raise RunError(f"{path}: nothing to show ({why}); let the run go on, or repeat it")
+    status = _status(directory, int(frame["round"].max()), options, notes)
+    run = RunData(
+        path=path,
+        options=options,
+        config_text=text,
+        status=status,
+        rounds=frame.sort_values("round", ignore_index=True),
+        clients=_frame(directory, "clients", notes),
+        classes=_frame(directory, "classes", notes),
+        partition=_partition(directory, notes),
+        about=directory.about(),
+    )
+    return replace(run, notes=tuple(dict.fromkeys([*notes, *directory.notes])))
+
+
+def with_pairs(run: RunData, rounds: Sequence[int] | np.ndarray) -> RunData:
+    """The run with F_ki of the given rounds."""
+    directory = RunDirectory(run.path)
+    notes: list[str] = []
+    table = _table(directory, "forgetting", notes)
+    notes = list(dict.fromkeys([*run.notes, *notes, *directory.notes]))
+    if table is None or not set(PAIRS) <= set(table.column_names):
+        return replace(run, notes=tuple(notes))
+    kept = table.select(PAIRS).filter(pc.is_in(table["round"], pa.array(np.asarray(rounds, dtype=np.int64))))
+    return replace(run, pairs=kept.to_pandas(), notes=tuple(notes))
+
+
+def spread(values: np.ndarray, count: int) -> np.ndarray:
+    """At most `count` of the values, evenly spaced, the first and the last among them.
+
+    >>> spread(np.arange(1, 101), 5).tolist()
+    [1, 26, 50, 75, 100]
+    >>> spread(np.array([1, 2, 3]), 5).tolist()
+    [1, 2, 3]
+    """
+    if len(values) <= count:
+        return values
+    return values[np.unique(np.linspace(0, len(values) - 1, count).round().astype(int))]
+
+
+def _expand(paths: Iterable[str | Path]) -> list[Path]:
+    """The run directories: those given, and those inside of given directories that are not runs themselves."""
+    found: list[Path] = []
+    for path in map(Path, paths):
+        inside = [] if (path / "config.toml").exists() or not path.is_dir() else _runs_inside(path)
+        found += inside or [path]
+    unique = {path.resolve(): path for path in reversed(found)}
+    return list(reversed(unique.values()))
+
+
+def _runs_inside(path: Path, depth: int = 3) -> list[Path]:
+    folders = sorted(child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
+    runs: list[Path] = []
+    for folder in folders:
+        if (folder / "config.toml").exists():
+            runs.append(folder)
+        elif depth > 1:
+            runs += _runs_inside(folder, depth - 1)
+    return runs
+
+
+def _options(directory: RunDirectory, notes: list[str]) -> tuple[dict[str, Any], str]:
+    """The run's options; those of a damaged or foreign config.toml as far as they can be read."""
+    file = directory.path / "config.toml"
+    try:
+        options = asdict(directory.config())
+        return options, file.read_text(encoding="utf-8")
+    except FedKeepError as error:
+        if not file.is_file():
+            raise
+        try:
+            text = file.read_text(encoding="utf-8")
+            options = tomllib.loads(text)
+        except (OSError, ValueError):
+            raise error from None
+        if not isinstance(options.get("method"), str) or not isinstance(options.get("seed", 0), int):
+            raise error from None
+        notes.append(f"{error}. What can be read is shown, unchecked")
+        return options, text
+
+
+def _status(directory: RunDirectory, recorded: int, options: dict[str, Any], notes: list[str]) -> str:
+    planned = options.get("rounds", "?")
+    try:
+        outcome = directory.outcome()
+    except FedKeepError as error:
+        notes.append(str(error))
+        return f"unknown, {recorded} of {planned} rounds recorded"
+    if outcome is None:
+        notes.append(
+            f"not finished, {recorded} of {planned} rounds are recorded: under way or interrupted "
+            "(the same command goes on from there)"
+        )
+        return f"not finished, {recorded} of {planned} rounds"
+    if outcome.get("outcome") != "finished":
+        notes.append(f"{outcome.get('outcome')} after round {recorded} of {planned}")
+    return str(outcome.get("outcome", "unknown"))
+
+
+def _table(directory: RunDirectory, name: str, notes: list[str]) -> pa.Table | None:
+    try:
+        return directory.table(name)
+    except FedKeepError as error:
+        notes.append(str(error))
+    return _unchecked(directory.path / f"{name}.parquet", notes)
+
+
+def _frame(directory: RunDirectory, name: str, notes: list[str]) -> pd.DataFrame | None:
+    table = _table(directory, name, notes)
+    return None if table is None or "round" not in table.column_names else table.to_pandas()
+
+
+def _partition(directory: RunDirectory, notes: list[str]) -> pd.DataFrame | None:
+    file = directory.path / "partition.parquet"
+    sums = read_sums(directory.path)
+    checked = sums is None or read_checked(directory.path, file.name, sums) is not None
+    table = _unchecked(file, notes) if checked else None
+    if table is None or not {"client", "class", "train"} <= set(table.column_names):
+        notes.append("partition.parquet is missing or damaged; who holds which label is unknown")
+        return None
+    return table.to_pandas()
+
+
+def _unchecked(file: Path, notes: list[str]) -> pa.Table | None:
+    """A table without a look at its checksum, None where it cannot be read."""
+    try:
+        return from_parquet(file.read_bytes(), str(file)) if file.is_file() else None
+    except (FedKeepError, OSError) as error:
+        notes.append(str(error))
+        return None

@@ -1,0 +1,324 @@
+"""One federated round: the only functions a runtime calls.
+
+    begin -> (client_round for each client of the cohort -> collect -> merge -> server_round), round after round
+
+Sums over clients are taken in a fixed order, groups of neighbours first (`groups`), so that the result does not
+depend on how many workers there are or who finishes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, reduce
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeep.errors import ConfigError, RunError
+from fedkeep.local.evaluate import evaluate
+from fedkeep.local.fisher import diagonal_fisher
+from fedkeep.local.loop import train
+from fedkeep.local.step import Constants, EagerStep, LocalState, Step, StepRecipe
+from fedkeep.local.traced import TracedStep
+from fedkeep.method import Answers, Facts, Finish, LocalContext, LocalResult, Memory, Method, Plan, Probe, Update
+from fedkeep.model import Model, laid_out, mean_buffers, row_major, settle_buffers, weigh_buffers
+from fedkeep.tree import Params, Slots, add, finite, nbytes, scale, sub
+
+GROUPS = 32  # a cohort is added up in at most this many partial sums
+
+
+class NoUsableUpdate(RunError):
+    """Every client's update of a round was left out."""
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """Everything the server carries from round to round."""
+
+    params: Params
+    buffers: Params
+    slots: Mapping[str, Slots]  # what each mechanism broadcasts
+    optimizer: Slots
+    round: int = 0  # rounds finished
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """What the server sends to each client of the cohort."""
+
+    params: Params
+    buffers: Params
+    slots: Mapping[str, Slots]
+    round: int  # the round that is being run, from 1
+
+    @property
+    def nbytes(self) -> int:
+        return nbytes(self.params) + nbytes(self.buffers) + _slot_bytes(self.slots)
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """A client's training examples and how often each label occurs among them."""
+
+    x: Tensor
+    y: Tensor
+    class_counts: Tensor
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """What a client needs to train, apart from data: model, method, budget, step."""
+
+    model: Model
+    method: Method
+    plan: Plan
+    step: Step
+    channels_last: bool = False  # the memory layout of images and convolutions; changes rounding only
+
+    @staticmethod
+    def of(
+        model: Model,
+        method: Method,
+        plan: Plan,
+        make_step: Callable[[StepRecipe], Step] = EagerStep,
+        channels_last: bool = False,
+    ) -> Trainer:
+        recipe = StepRecipe(model, method.loss, method.mechanisms, plan.optimizer)
+        return Trainer(model, method, plan, make_step(recipe), channels_last)
+
+    @property
+    def recipe(self) -> StepRecipe:
+        return StepRecipe(self.model, self.method.loss, self.method.mechanisms, self.plan.optimizer)
+
+
+@dataclass(frozen=True)
+class ClientOutcome:
+    """What a client's round gives: the update that travels, the memory that stays, the local model."""
+
+    update: Update
+    memory: Memory
+    params: Params
+    buffers: Params
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Updates of some clients, added up as far as the aggregation allows."""
+
+    facts: tuple[Facts, ...]
+    total: Params = field(default_factory=dict)  # streaming: the sum of contributions
+    buffers: Params = field(default_factory=dict)  # streaming: the weighted sum of buffers
+    uploads: Mapping[str, Slots] = field(default_factory=dict)  # streaming: the sum of uploads
+    updates: tuple[Update, ...] = ()  # not streaming: the updates themselves
+
+    @property
+    def usable(self) -> tuple[Facts, ...]:
+        return tuple(fact for fact in self.facts if fact.finite)
+
+
+def check(method: Method, plan: Plan, cohort: int | None = None) -> None:
+    """Refuse nonsense before round 1."""
+    names = [mechanism.name for mechanism in method.mechanisms]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"the method has a mechanism twice: {', '.join(names)}; name each once")
+    needed = method.aggregate.needs
+    if needed and not any(needed in mechanism.uploads for mechanism in method.mechanisms):
+        raise ConfigError(f"{method.aggregate.name} needs clients to upload {needed}; add the mechanism that does")
+    for mechanism in method.mechanisms:
+        mechanism.check(plan)
+    method.aggregate.check(plan, cohort)
+
+
+def begin(method: Method, params: Params, buffers: Params) -> ServerState:
+    """The server's state before round 1."""
+    slots = {mechanism.name: mechanism.server_init(params) for mechanism in method.mechanisms}
+    return ServerState(params, buffers, slots, method.server_opt.init(params))
+
+
+def broadcast_of(state: ServerState) -> Broadcast:
+    """What clients receive in the next round."""
+    return Broadcast(state.params, state.buffers, state.slots, state.round + 1)
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A client that has received the broadcast and is about to train."""
+
+    start: Params
+    x: Tensor
+    memory: Memory
+    contexts: dict[str, LocalContext]
+    constants: Constants
+    state: LocalState
+    steps: int
+
+
+def _receive(trainer: Trainer, broadcast: Broadcast, data: ClientData, memory: Memory | None) -> _Ready:
+    method, plan = trainer.method, trainer.plan
+    if memory is None:
+        memory = {mechanism.name: mechanism.client_init(broadcast.params) for mechanism in method.mechanisms}
+    start, server, own, x = broadcast.params, broadcast.slots, memory, data.x
+    if trainer.channels_last:
+        start, server, own, x = laid_out(start), laid_out(server), laid_out(own), laid_out(x)
+    steps = plan.local_steps(len(data.y))
+    contexts = {
+        m.name: LocalContext(start, server[m.name], own[m.name], len(data.y), steps, plan.optimizer.lr, broadcast.round)
+        for m in method.mechanisms
+    }
+    constants = Constants(
+        start,
+        method.loss.adjust(data.class_counts),
+        {m.name: m.prepare(contexts[m.name]) for m in method.mechanisms},
+    )
+    return _Ready(start, x, memory, contexts, constants, trainer.recipe.initial(start, broadcast.buffers), steps)
+
+
+def warm_up(trainer: Trainer, broadcast: Broadcast, data: ClientData) -> None:
+    """Record the steps that can be recorded, before workers part, so that each need not do it again."""
+    if not isinstance(trainer.step, TracedStep):
+        return
+    ready = _receive(trainer, broadcast, data, None)
+    for size in sorted(trainer.step.batch_sizes or ()):
+        rows = torch.arange(size) % len(data.y)
+        trainer.step.program(ready.state, ready.constants, ready.x[rows], data.y[rows])
+
+
+def client_round(
+    trainer: Trainer, broadcast: Broadcast, data: ClientData, memory: Memory | None, client: int, rng: np.random.Generator
+) -> ClientOutcome:
+    """Train one client: receive, train, evaluate what the method needs, answer."""
+    method, model = trainer.method, trainer.model
+    ready = _receive(trainer, broadcast, data, memory)
+    start, x, y = ready.start, ready.x, data.y
+    torch.default_generator.manual_seed(int(rng.integers(2**63)))  # dropout and the like, keyed as all else
+    end = train(trainer.step, ready.state, x, y, ready.constants, trainer.plan, rng, model.has_batch_norm)
+
+    before = cache(lambda: evaluate(model, start, broadcast.buffers, x, y).correct)
+    after = cache(lambda: evaluate(model, end.w, end.buffers, x, y).correct)
+    fisher = cache(lambda: diagonal_fisher(model, end.w, end.buffers, x, y))
+    finishes: dict[str, Finish] = {}
+    for m in method.mechanisms:
+        result = LocalResult(end.w, ready.steps, end.track[m.name], before, after, fisher)
+        finishes[m.name] = m.client_end(ready.contexts[m.name], result)
+    update = _update(trainer, client, len(y), ready.steps, sub(end.w, start), end.buffers, finishes)
+    kept = {name: finish.keep for name, finish in finishes.items()} if update.facts.finite else ready.memory
+    if trainer.channels_last:
+        update = replace(update, delta=row_major(update.delta), uploads=row_major(update.uploads))
+        kept = row_major(kept)
+    return ClientOutcome(update, kept, end.w, end.buffers)
+
+
+def _update(
+    trainer: Trainer, client: int, examples: int, steps: int, delta: Params, buffers: Params, finishes: dict[str, Finish]
+) -> Update:
+    uploads = {name: finish.upload for name, finish in finishes.items() if finish.upload}
+    numbers = {key: value for finish in finishes.values() for key, value in finish.numbers.items()}
+    pull = sum(mechanism.pull() for mechanism in trainer.method.mechanisms)
+    usable = finite(delta) and finite(buffers) and all(finite(t) for slots in uploads.values() for t in slots.values())
+    facts = Facts(
+        client,
+        examples,
+        steps,
+        trainer.plan.optimizer.effort(steps, pull),
+        numbers,
+        usable,
+        nbytes(delta) + nbytes(buffers) + _slot_bytes(uploads) + 8 * (2 + len(numbers)),
+    )
+    return Update(facts, delta, buffers, uploads)
+
+
+def _slot_bytes(slots: Mapping[str, Slots]) -> int:
+    return sum(nbytes(tree) for named in slots.values() for tree in named.values())
+
+
+def groups(count: int) -> list[range]:
+    """Which neighbours of a cohort are added up together: at most `GROUPS` groups, whatever the workers.
+
+    >>> groups(3)
+    [range(0, 1), range(1, 2), range(2, 3)]
+    """
+    size = -(-count // GROUPS)
+    return [range(first, min(first + size, count)) for first in range(0, count, max(size, 1))]
+
+
+def collect(method: Method, updates: Iterable[Update]) -> Bundle:
+    """Add up the updates of one group, in order, leaving out what is not finite."""
+    return merge(method, (_single(method, update) for update in updates))
+
+
+def _single(method: Method, update: Update) -> Bundle:
+    if not update.facts.finite:
+        return Bundle((update.facts,))
+    if not method.aggregate.streaming:
+        return Bundle((update.facts,), updates=(update,))
+    weight = method.aggregate.raw_weight(update.facts)
+    buffers = weigh_buffers(update.buffers, weight)
+    return Bundle((update.facts,), method.aggregate.contribution(update), buffers, update.uploads)
+
+
+def merge(method: Method, bundles: Iterable[Bundle]) -> Bundle:
+    """Add bundles up, in the order given."""
+    whole = Bundle(())
+    for bundle in bundles:
+        if not whole.usable:
+            whole = replace(bundle, facts=whole.facts + bundle.facts)
+        elif not bundle.usable:
+            whole = replace(whole, facts=whole.facts + bundle.facts)
+        else:
+            whole = Bundle(
+                whole.facts + bundle.facts,
+                add(whole.total, bundle.total),
+                add(whole.buffers, bundle.buffers),
+                _add_slots(whole.uploads, bundle.uploads),
+                whole.updates + bundle.updates,
+            )
+    return whole
+
+
+def _add_slots(a: Mapping[str, Slots], b: Mapping[str, Slots]) -> dict[str, Slots]:
+    return {name: {slot: add(tree, b[name][slot]) for slot, tree in slots.items()} for name, slots in a.items()}
+
+
+def ask(
+    method: Method, state: ServerState, bundle: Bundle, available: Sequence[int], rng: np.random.Generator
+) -> Probe | None:
+    """The second exchange that the aggregation wants with the clients, if any."""
+    if method.aggregate.streaming or not bundle.usable:
+        return None
+    return method.aggregate.ask(bundle.updates, state.params, available, rng)
+
+
+def probe_model(state: ServerState, probe: Probe, index: int) -> tuple[Params, Params]:
+    """Weights and buffers of one candidate model of a probe."""
+    return add(state.params, probe.deltas[index]), {**state.buffers, **probe.buffers[index]}
+
+
+def server_round(
+    method: Method, state: ServerState, bundle: Bundle, population: int, answers: Answers | None = None
+) -> ServerState:
+    """Aggregate a round's updates into the next global model."""
+    usable = bundle.usable
+    if not usable:
+        raise NoUsableUpdate(
+            f"round {state.round + 1}: none of the {len(bundle.facts)} updates was finite, so there is nothing to "
+            "aggregate; the last good model is kept. Lower the learning rate or the strength of the penalty"
+        )
+    if method.aggregate.streaming:
+        delta = method.aggregate.finish(bundle.total, usable)
+        total = sum(method.aggregate.raw_weight(fact) for fact in usable)
+        buffers, uploads = settle_buffers(bundle.buffers, total, state.buffers), bundle.uploads
+    else:
+        weights = method.aggregate.weights(bundle.updates, answers)
+        delta = method.aggregate.combine(bundle.updates, weights)
+        buffers = mean_buffers([update.buffers for update in bundle.updates], weights)
+        uploads = reduce(_add_slots, (update.uploads for update in bundle.updates))
+    params, optimizer = method.server_opt.step(state.params, delta, state.optimizer)
+    fraction = len(usable) / population
+    slots = {}
+    for mechanism in method.mechanisms:
+        summed = uploads.get(mechanism.name, {})
+        mean = {slot: scale(tree, 1.0 / len(usable)) for slot, tree in summed.items()}
+        slots[mechanism.name] = mechanism.server_end(state.slots[mechanism.name], mean, fraction)
+    return ServerState(params, buffers, slots, optimizer, state.round + 1)
