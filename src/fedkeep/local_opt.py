@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -29,8 +30,7 @@ class SGD(LocalOptimizer):
     def __post_init__(self):
         _positive(self.name, "lr", self.lr)
         _in_unit(self.name, "momentum", self.momentum)
-        if self.weight_decay < 0:
-            raise ConfigError(f"weight decay {self.weight_decay} is negative; choose it >= 0")
+        _not_negative(self.name, "weight_decay", self.weight_decay)
 
     def init(self, params: Params) -> Slots:
         return {"v": zeros_like(params)} if self.momentum else {}
@@ -65,6 +65,7 @@ class Adam(LocalOptimizer):
         _positive(self.name, "lr", self.lr)
         _in_unit(self.name, "beta1", self.beta1)
         _in_unit(self.name, "beta2", self.beta2)
+        _not_negative(self.name, "weight_decay", self.weight_decay)
 
     def init(self, params: Params) -> Slots:
         one = torch.ones((), dtype=torch.float64)
@@ -104,8 +105,13 @@ def _sgd_effort(steps: int, lr: float, momentum: float, pull: float) -> float:
 
 
 def _positive(where: str, name: str, value: float) -> None:
-    if not value > 0:
-        raise ConfigError(f"{where}({name}={value}): {name} must be above 0")
+    if not 0 < value < math.inf:
+        raise ConfigError(f"{where}({name}={value}): {name} must be above 0 and finite")
+
+
+def _not_negative(where: str, name: str, value: float) -> None:
+    if not 0 <= value < math.inf:
+        raise ConfigError(f"{where}({name}={value}): {name} must be at least 0 and finite")
 
 
 def _in_unit(where: str, name: str, value: float) -> None:

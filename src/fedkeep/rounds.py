@@ -2,8 +2,8 @@
 
     begin -> (client_round for each client of the cohort -> collect -> merge -> server_round), round after round
 
-Sums over clients are taken in a fixed order, groups of neighbours first (`groups`), so that the result does not
-depend on how many workers there are or who finishes first.
+Sums over clients are taken pair by pair along a fixed tree (`merge`), so that the result does not depend on how many
+workers there are or who finishes first.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from fedkeep.errors import ConfigError, RunError
 from fedkeep.local.evaluate import evaluate
 from fedkeep.local.fisher import diagonal_fisher
 from fedkeep.local.loop import train
-from fedkeep.local.step import Constants, EagerStep, LocalState, Step, StepRecipe
+from fedkeep.local.step import Constants, EagerStep, LocalState, Session, Step, StepRecipe
 from fedkeep.local.traced import TracedStep
 from fedkeep.method import Answers, Facts, Finish, LocalContext, LocalResult, Memory, Method, Plan, Probe, Update
 from fedkeep.model import Model, laid_out, mean_buffers, row_major, settle_buffers, weigh_buffers
 from fedkeep.tree import Params, Slots, add, finite, nbytes, scale, sub
 
-GROUPS = 32  # a cohort is added up in at most this many partial sums
+BLOCKS_PER_WORKER = 4  # so that no worker waits long for the last one
 
 
 class NoUsableUpdate(RunError):
@@ -175,6 +175,12 @@ def _receive(trainer: Trainer, broadcast: Broadcast, data: ClientData, memory: M
     return _Ready(start, x, memory, contexts, constants, trainer.recipe.initial(start, broadcast.buffers), steps)
 
 
+def opened(trainer: Trainer, broadcast: Broadcast, data: ClientData) -> tuple[Session, Tensor]:
+    """A client's local training about to begin, and its examples in the trainer's layout."""
+    ready = _receive(trainer, broadcast, data, None)
+    return trainer.step.open(ready.state, ready.constants), ready.x
+
+
 def warm_up(trainer: Trainer, broadcast: Broadcast, data: ClientData) -> None:
     """Record the steps that can be recorded, before workers part, so that each need not do it again."""
     if not isinstance(trainer.step, TracedStep):
@@ -233,14 +239,19 @@ def _slot_bytes(slots: Mapping[str, Slots]) -> int:
     return sum(nbytes(tree) for named in slots.values() for tree in named.values())
 
 
-def groups(count: int) -> list[range]:
-    """Which neighbours of a cohort are added up together: at most `GROUPS` groups, whatever the workers.
+def groups(count: int, workers: int = 1) -> list[range]:
+    """Which neighbours of a cohort one worker takes together: blocks of a power of two, a few for each worker.
 
-    >>> groups(3)
-    [range(0, 1), range(1, 2), range(2, 3)]
+    Sums are taken pair by pair (`merge`), so that the size of the blocks does not change the result.
+
+    >>> groups(5, workers=1)
+    [range(0, 1), range(1, 2), range(2, 3), range(3, 4), range(4, 5)]
+    >>> groups(20, workers=2)
+    [range(0, 2), range(2, 4), range(4, 6), range(6, 8), range(8, 10), range(10, 12), range(12, 14), range(14, 16), \
+range(16, 18), range(18, 20)]
     """
-    size = -(-count // GROUPS)
-    return [range(first, min(first + size, count)) for first in range(0, count, max(size, 1))]
+    size = 1 << max(0, (count // (BLOCKS_PER_WORKER * workers)).bit_length() - 1)
+    return [range(first, min(first + size, count)) for first in range(0, count, size)]
 
 
 def collect(method: Method, updates: Iterable[Update]) -> Bundle:
@@ -259,22 +270,34 @@ def _single(method: Method, update: Update) -> Bundle:
 
 
 def merge(method: Method, bundles: Iterable[Bundle]) -> Bundle:
-    """Add bundles up, in the order given."""
-    whole = Bundle(())
+    """Add bundles up pair by pair: neighbours, then pairs of neighbours, and so on.
+
+    Whoever adds up an aligned block of a power of two has done a part of the same tree, so the result is bit for bit
+    the same however the cohort was cut. At most log2(n) partial sums are held at a time.
+    """
+    stack: list[tuple[int, Bundle]] = []
     for bundle in bundles:
-        if not whole.usable:
-            whole = replace(bundle, facts=whole.facts + bundle.facts)
-        elif not bundle.usable:
-            whole = replace(whole, facts=whole.facts + bundle.facts)
-        else:
-            whole = Bundle(
-                whole.facts + bundle.facts,
-                add(whole.total, bundle.total),
-                add(whole.buffers, bundle.buffers),
-                _add_slots(whole.uploads, bundle.uploads),
-                whole.updates + bundle.updates,
-            )
+        size = 1
+        while stack and stack[-1][0] == size:
+            bundle, size = _pair(stack.pop()[1], bundle), 2 * size
+        stack.append((size, bundle))
+    whole = Bundle(())
+    for _, bundle in reversed(stack):
+        whole = _pair(bundle, whole)
     return whole
+
+
+def _pair(a: Bundle, b: Bundle) -> Bundle:
+    facts = a.facts + b.facts
+    if not a.usable or not b.usable:
+        return replace(a if a.usable else b, facts=facts)
+    return Bundle(
+        facts,
+        add(a.total, b.total),
+        add(a.buffers, b.buffers),
+        _add_slots(a.uploads, b.uploads),
+        a.updates + b.updates,
+    )
 
 
 def _add_slots(a: Mapping[str, Slots], b: Mapping[str, Slots]) -> dict[str, Slots]:

@@ -29,7 +29,7 @@ class RoundRecord:
     cohort: tuple[int, ...]
     accuracy: float  # of the new global model on the test examples; nan in rounds that were not judged
     loss: float
-    validation_accuracy: float  # on the union of what clients hold out
+    validation_accuracy: float  # on the union of what clients hold out; nan in rounds that were not judged
     seconds: float
     bytes_up: int
     bytes_down: int
@@ -80,6 +80,8 @@ class Simulation:
         everyone = np.arange(len(self.population))
         self._rows, self._owners = self.population.judging_rows(everyone)
         self._labels = self.population.y.numpy()[self._rows]
+        # where nobody holds anything out, training examples would stand in: not worth it unless someone asks
+        self._judged_every_round = self.forgetting != "off" or bool(self.population.held_out.sizes.any())
 
     def step(self) -> RoundRecord:
         """Run one round."""
@@ -96,10 +98,11 @@ class Simulation:
         self.state = server_round(self.method, self.state, bundle, len(self.population), answers)
         for result in results:
             self.memories.update(result.memories)
-        after = self._judge_clients()
+        due = number == self.rounds or bool(self.judge_every and number % self.judge_every == 0)
+        after = self._judge_clients() if due or self._judged_every_round else np.zeros(0, dtype=bool)
         measured = self._measure(number, probed, results, after) if self.forgetting != "off" else None
         self._before = after
-        accuracy, loss = self._judge_test(number)
+        accuracy, loss = self._judge_test() if due else (float("nan"), float("nan"))
         return RoundRecord(
             round=number,
             cohort=tuple(int(k) for k in chosen),
@@ -114,7 +117,7 @@ class Simulation:
         )
 
     def _train(self, broadcast, chosen: np.ndarray, rows: np.ndarray) -> list[GroupResult]:
-        clients = [[int(chosen[p]) for p in group] for group in groups(len(chosen))]
+        clients = [[int(chosen[p]) for p in group] for group in groups(len(chosen), self.engine.workers)]
         known = {int(k): self.memories[int(k)] for k in chosen if int(k) in self.memories}
         return list(self.engine.train(broadcast, clients, known, rows))
 
@@ -136,10 +139,7 @@ class Simulation:
     def _judge_clients(self) -> np.ndarray:
         return self.engine.judge(self.state.params, self.state.buffers, "train", self._rows).correct
 
-    def _judge_test(self, number: int) -> tuple[float, float]:
-        due = self.judge_every and number % self.judge_every == 0
-        if not due and number != self.rounds:
-            return float("nan"), float("nan")
+    def _judge_test(self) -> tuple[float, float]:
         judged = self.engine.judge(self.state.params, self.state.buffers, "test")
         return judged.accuracy, judged.loss / max(1, len(judged.correct))
 

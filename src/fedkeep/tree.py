@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import torch
@@ -88,8 +89,11 @@ def weighted_sum(trees: Iterable[Params], weights: Iterable[float]) -> Params:
 
 
 def finite(tree: Params) -> bool:
-    """Whether every number of the tree is finite."""
-    return all(bool(torch.isfinite(tensor).all()) for tensor in tree.values())
+    """Whether every number of the tree is finite.
+
+    A sum is finite only if all its terms are; only where it is not, the terms are looked at one by one.
+    """
+    return all(math.isfinite(tensor.sum()) or bool(torch.isfinite(tensor).all()) for tensor in tree.values())
 
 
 def norm(tree: Params) -> float:

@@ -109,6 +109,12 @@ def test_split_validation_takes_the_floor():
     assert validation.sizes.tolist() == [29]  # 0.29 * 100 < 29 in floating point
 
 
+def test_split_validation_never_empties_the_training_part():
+    train, validation = split_validation(Partition(np.arange(6), np.array([0, 5, 6])), 1 - 1e-12, seed=0)
+    assert train.sizes.tolist() == [1, 1]
+    assert validation.sizes.tolist() == [4, 0]
+
+
 def test_split_validation_is_keyed_by_client_and_seed():
     three = Partition(np.arange(150), np.array([0, 50, 100, 150]))
     without_first = Partition(np.arange(50, 150), np.array([0, 0, 50, 100]))

@@ -133,6 +133,17 @@ def test_draws_without_any_mass_left_are_uniform_over_the_classes_left():
     assert taken[1] / taken[3] == pytest.approx(1, rel=0.05)
 
 
+def test_a_class_without_mass_is_never_drawn_even_at_the_ends():
+    class Ends:
+        """A generator that returns only the least and the greatest number it can."""
+
+        def random(self, size):
+            return np.where(np.arange(size) % 2, np.nextafter(1, 0), 0.0)
+
+    taken = _draw_without_replacement(Ends(), [0.0, 0.3, 0.7, 0.0], np.array([9, 9, 9, 9]), 6)
+    assert taken.tolist() == [0, 3, 3, 0]
+
+
 def test_draws_in_bulk_are_distributed_like_one_after_the_other():
     mix, left, size, repeats = np.array([0.6, 0.3, 0.1]), np.array([3, 2, 9]), 6, 4000
     generator = stream(0, "test")

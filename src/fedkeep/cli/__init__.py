@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedkeep import __version__
-from fedkeep.cli import data, methods, partition, run
+from fedkeep.cli import centralised, data, demo, methods, partition, run
 from fedkeep.cli.console import error, note, warnings_as_notes
 from fedkeep.errors import FedKeepError
 
@@ -62,7 +62,7 @@ def _fedkeep(
     """
 
 
-for module in (run, methods, partition, data):
+for module in (demo, run, methods, partition, data, centralised):
     module.register(app)
 
 

@@ -7,11 +7,15 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
+
+_shown: ContextVar[Console | None] = ContextVar("_shown", default=None)
 
 
 def output() -> Console:
@@ -20,8 +24,19 @@ def output() -> Console:
 
 
 def errors() -> Console:
-    """The console for progress, notes and errors."""
-    return Console(stderr=True, highlight=False)
+    """The console for progress, notes and errors: that of the bar that is on the screen, if there is one."""
+    return _shown.get() or Console(stderr=True, highlight=False)
+
+
+@contextmanager
+def on_screen(bar: Progress) -> Iterator[Progress]:
+    """Show a progress bar; what is said meanwhile stands above it."""
+    token = _shown.set(bar.console)
+    try:
+        with bar:
+            yield bar
+    finally:
+        _shown.reset(token)
 
 
 def say(console: Console, head: str, style: str, message: str) -> None:

@@ -28,7 +28,7 @@ PANELS = {
     ),
     "Model": ("model", "norm", "freeze"),
     "Measuring": ("forgetting", "judge_every", "target"),
-    "Speed": ("engine", "workers", "checkpoint_every"),
+    "Speed": ("engine", "layout", "workers", "checkpoint_every"),
 }
 FIELDS: dict[str, Field] = {item.name: item for item in fields(Config)}
 SPEED = tuple(name for name, item in FIELDS.items() if item.metadata.get("speed"))
@@ -114,12 +114,12 @@ def resolve(target: str, options: Mapping[str, Any]) -> Config:
     'fedavg+wsm'
     """
     if not is_file(target):
-        if Path(target).is_dir():
-            raise ConfigError(f'"{target}" is a directory, not a method; to go on with a run: fedkeep resume {target}')
         if "method" in options:
             raise ConfigError(
                 f'two methods, "{target}" and --method {options["method"]}; --method is for experiment files, leave it away'
             )
+        if (Path(target) / "config.toml").is_file() and "/" in target:
+            raise ConfigError(f'"{target}" is a run, not a method; to go on with it: fedkeep resume {target}')
         return Config(**{"method": target, **options})
     path = Path(target)
     try:

@@ -17,8 +17,8 @@ from fedkeep.cli.partition_page import page
 from fedkeep.data import load
 from fedkeep.data.partition import Skew
 from fedkeep.data.partition import parse as parse_partition
+from fedkeep.errors import RunError
 from fedkeep.experiment import Config
-from fedkeep.experiment.files import write_whole
 
 MOST_CLIENTS = 40  # in the terminal
 SHADES = ((0.0, "·", "grey50"), (0.05, "░", "blue"), (0.2, "▒", "cyan"), (0.5, "▓", "green"), (1.0, "█", "yellow"))
@@ -75,13 +75,21 @@ def partition(
     """
     picture = Picture.of(Config(**{"partition": spec, "fraction": 1.0, **options}))
     if page_path:
-        write_whole(page_path, page(picture.title, picture.counts, picture.skew.describe()).encode())
+        _write(page_path, page(picture.title, picture.counts, picture.skew.describe()))
     if as_json:
         print_json(picture.document())
         return
     _draw(picture)
     if page_path:
         output().print(Text.assemble("picture: ", (str(page_path), "bold")), soft_wrap=True)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written ({error.strerror}); choose another file for -o") from None
 
 
 def _draw(picture: Picture) -> None:
@@ -130,10 +138,10 @@ def _shade(share: float) -> tuple[str, str]:
 
 
 def _legend() -> Text:
-    text = Text("share of the client's examples: ", "dim")
+    text = Text("share of the client's examples:", "dim")
     for upto, sign, style in SHADES:
-        text.append(sign, style)
-        text.append(f" {'none' if not upto else f'up to {upto:.0%}'}  ", "dim")
+        text.append(f"  {sign}", style)
+        text.append(" none" if not upto else " more" if upto == 1 else f" to {upto:.0%}", "dim")
     return text
 
 

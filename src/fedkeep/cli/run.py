@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
-from fedkeep.cli.console import errors, note
+from fedkeep.cli.console import note
 from fedkeep.cli.options import SPEED, resolve, with_options
 from fedkeep.cli.progress import Watcher
 from fedkeep.cli.summary import headline, show
 from fedkeep.experiment import Config, Run, execute
 from fedkeep.experiment.rundir import RunDirectory
+from fedkeep.rounds import NoUsableUpdate
 
 INTERRUPTED = 130  # what a shell reports for a program stopped by Ctrl-C
 
@@ -25,11 +25,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 
 def watched(config: Config, out: Path | None, quiet: bool) -> Run:
     """Run a config with progress on stderr; Ctrl-C says how to go on."""
-    if not quiet:
-        errors().print(Text(headline(config), "dim"))
-    with Watcher(config.method, config.rounds, quiet) as watch:
+    with Watcher(config.method, config.rounds, quiet, headline(config)) as watch:
         try:
             return execute(config, out, watch, command=["fedkeep", *sys.argv[1:]])
+        except NoUsableUpdate:
+            if out:
+                note(f"records and the last good model are in {out}")
+            raise
         except KeyboardInterrupt:
             pass
     note(how_to_go_on(watch.last, out))

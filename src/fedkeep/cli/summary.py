@@ -9,15 +9,18 @@ from typing import Any
 from rich.text import Text
 
 from fedkeep.cli.console import duration, note, output, print_json, size, table
+from fedkeep.data import cohort_size
 from fedkeep.experiment import Config, Run
 from fedkeep.experiment.run import LAST
 
 
 def headline(config: Config) -> str:
     """A run in one line."""
-    clients = f"{config.clients} clients" if config.clients else "as many clients as the partition says"
-    share = f"{config.fraction:g} of them a round" if config.fraction < 1 else "all in every round"
-    return f"{config.method} on {config.data}, {config.partition}: {clients}, {share}, {config.rounds} rounds"
+    if config.clients:
+        clients = f"{cohort_size(config.clients, config.fraction)} of {config.clients} clients"
+    else:
+        clients = f"{config.fraction:.0%} of the clients"
+    return f"{config.method} on {config.data}, {config.partition}: {config.rounds} rounds, {clients} in each"
 
 
 def document(run: Run) -> dict[str, Any]:

@@ -35,6 +35,11 @@ class GroupResult:
 class Engine(Protocol):
     """Runs client work. Results never depend on which engine it is or how many workers it has."""
 
+    @property
+    def workers(self) -> int:
+        """How many clients can be trained at the same time."""
+        ...
+
     def train(
         self, broadcast: Broadcast, groups: Sequence[Sequence[int]], memories: Mapping[int, Memory], rows: np.ndarray
     ) -> Iterable[GroupResult]:

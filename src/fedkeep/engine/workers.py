@@ -85,13 +85,16 @@ class WorkerEngine:
         answers = iter(self._run(work))
         return [[next(answers) for _ in asked] for asked in evaluators]
 
+    @property
+    def workers(self) -> int:
+        return len(self._workers)
+
     def close(self) -> None:
         """End the workers; safe to call twice."""
         if os.getpid() != self._parent:
             return
-        for worker in self._workers:
-            _discard(worker)
-        self._workers = []
+        while self._workers:
+            _discard(self._workers.pop())
 
     # -- the parent's side
 
@@ -151,6 +154,8 @@ class WorkerEngine:
             done[index] = _receive(work[index].kind, plain, worker.outbox.read(*private))
 
     def _replace(self, worker: _Worker, tries: int) -> None:
+        place = self._workers.index(worker)
+        self._workers.remove(worker)
         _discard(worker)
         code = worker.process.exitcode
         if tries >= TRIES:
@@ -159,7 +164,7 @@ class WorkerEngine:
                 "Try --workers 1"
             )
         print(f"note: a worker process died (exit code {code}); its clients are trained again", file=sys.stderr)
-        self._workers[self._workers.index(worker)] = self._start()
+        self._workers.insert(place, self._start())
 
 
 def _discard(worker: _Worker) -> None:

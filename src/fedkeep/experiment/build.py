@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -17,6 +17,7 @@ from fedkeep.data.partition import parse as parse_partition
 from fedkeep.data.population import Population
 from fedkeep.engine import Engine, SerialEngine
 from fedkeep.engine.base import Bench
+from fedkeep.engine.layout import channels_last_is_faster, has_convolutions
 from fedkeep.engine.workers import WorkerEngine
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.config import Config
@@ -24,7 +25,8 @@ from fedkeep.local.step import EagerStep, Step, StepRecipe
 from fedkeep.local.traced import TracedStep, worth_recording
 from fedkeep.model import Model
 from fedkeep.rng import stream, torch_seeded
-from fedkeep.rounds import Trainer, begin, broadcast_of, check, warm_up
+from fedkeep.method import Method
+from fedkeep.rounds import ClientData, Trainer, begin, broadcast_of, check, warm_up
 from fedkeep.simulate import Simulation, with_meter
 
 
@@ -70,7 +72,7 @@ def simulation_of(prepared: Prepared, make_engine: Callable[[Bench], Engine] | N
     config = prepared.config
     forgetting = config.forgetting
     method = with_meter(grammar.parse(config.method), forgetting)  # type: ignore[arg-type]
-    trainer = Trainer.of(prepared.model, method, config.plan, step_for(config, prepared.population))
+    trainer = trainer_for(prepared, method, config.layout == "channels-last")
     test = (prepared.dataset.test_x, prepared.dataset.test_y)
     bench = Bench(trainer, prepared.population, test, config.seed)
     state = begin(method, *prepared.model.initial())
@@ -102,6 +104,28 @@ def label_table(prepared: Prepared) -> dict[str, np.ndarray]:
     held = prepared.population.held_out.label_counts(labels, classes)
     client, label = np.indices(train.shape)
     return {"client": client.ravel(), "class": label.ravel(), "train": train.ravel(), "held_out": held.ravel()}
+
+
+def trainer_for(prepared: Prepared, method: Method, channels_last: bool) -> Trainer:
+    """What a client of this experiment trains with."""
+    make_step = step_for(prepared.config, prepared.population)
+    return Trainer.of(prepared.model, method, prepared.config.plan, make_step, channels_last)
+
+
+def resolved(prepared: Prepared) -> Prepared:
+    """The experiment with its layout decided: what `auto` stands for is measured, and saved with the run."""
+    config = prepared.config
+    if config.layout != "auto":
+        return prepared
+    layout = "rows"
+    if has_convolutions(prepared.model.module):
+        method = grammar.parse(config.method)
+        state = begin(method, *prepared.model.initial())
+        x, y = prepared.population.examples(0)
+        data = ClientData(x, y, prepared.population.class_counts(y))
+        faster = channels_last_is_faster(lambda last: trainer_for(prepared, method, last), broadcast_of(state), data)
+        layout = "channels-last" if faster else "rows"
+    return replace(prepared, config=replace(config, layout=layout))
 
 
 def step_for(config: Config, population: Population) -> Callable[[StepRecipe], Step]:

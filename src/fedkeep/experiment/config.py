@@ -26,6 +26,7 @@ CHOICES = {
     "norm": ("batch", "group"),
     "forgetting": ("off", "cohort", "all"),
     "engine": ("auto", "eager", "traced"),
+    "layout": ("auto", "rows", "channels-last"),
 }
 
 
@@ -67,6 +68,7 @@ class Config:
         0.0, "Report how many rounds it takes to this test accuracy (0 to 1); 0 reports none.", same=True
     )
     engine: str = _option("auto", "How a step runs: auto, eager or traced.", speed=True)
+    layout: str = _option("auto", "Images in memory: rows, channels-last, or auto: the faster, measured.", speed=True)
     workers: int = _option(0, "Worker processes; 0 uses all cores, 1 works in this process.", speed=True)
     checkpoint_every: int = _option(0, "Checkpoint every n-th round; 0 as often as costs at most 2 % time.", speed=True)
 
@@ -153,22 +155,37 @@ def _known(key: str, where: str) -> None:
         raise ConfigError(f'{where}unknown option "{key}": {nearest(key, HINTS)}')
 
 
+def _terms(name: str) -> list[tuple[str, dict[str, Any], list[str]]]:
+    """The terms of a method's name: word, options that are given, options that it takes."""
+    found = []
+    for mark, term in re.findall(r"([+@]?)([^+@()]+(?:\([^()]*\))?)", name):
+        word, given = parse_call(term, "method")
+        maker = grammar.SERVER[word] if mark == "@" else grammar.TERMS[word]
+        found.append((word if mark != "@" else f"@{word}", given, list(inspect.signature(maker).parameters)))
+    return found
+
+
+def method_options(name: str) -> list[str]:
+    """The options that the terms of a method take.
+
+    >>> method_options("fedprox(mu=0.01)+wsm@adam(lr=0.1)")[:2]
+    ['mu', 'lr']
+    """
+    return [option for *_, takes in _terms(name) for option in takes]
+
+
 def with_method_option(name: str, key: str, value: Any) -> str:
-    """A method's name with one option set or changed, in every term that has it.
+    """A method's name with one option set or changed, in every term that takes it.
 
     >>> with_method_option("fedprox(mu=0.01)+wsm", "mu", 1.0)
     'fedprox(mu=1.0)+wsm'
     """
-    known: list[str] = []
-    for mark, term in re.findall(r"([+@]?)([^+@()]+(?:\([^()]*\))?)", name):
-        word, given = parse_call(term, "method")
-        takes = inspect.signature(grammar.SERVER[word] if mark == "@" else grammar.TERMS[word]).parameters
-        known += takes
-        if key in takes:
-            name = name.replace(mark + term, mark + format_call(word, {**given, key: value}), 1)
+    known = method_options(name)
     if key not in known:
         raise ConfigError(f'method {name} has no option "{key}": {nearest(key, known) if known else "it takes none"}')
-    return grammar.name_of(grammar.parse(name))
+    terms = [format_call(w, {**given, key: value} if key in takes else given) for w, given, takes in _terms(name)]
+    changed = terms[0] + "".join(term if term.startswith("@") else f"+{term}" for term in terms[1:])
+    return grammar.name_of(grammar.parse(changed))
 
 
 def read_toml(path: Path, more: tuple[str, ...] = ()) -> dict[str, Any]:

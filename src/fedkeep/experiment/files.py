@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -20,14 +21,18 @@ def write_whole(path: Path, data: bytes) -> None:
     """Write a file so that a kill at any moment leaves the old one or the new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as handle:
-            handle.write(data)
-            handle.flush()
-            os.fsync(handle.fileno())
+        _put(temporary, data)
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise cannot_write(path, error) from None
+
+
+def _put(path: Path, data: bytes) -> None:
+    with open(path, "wb") as handle:
+        handle.write(data)
+        handle.flush()
+        os.fsync(handle.fileno())
 
 
 def cannot_write(path: Path, error: OSError) -> RunError:
@@ -47,8 +52,8 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
     try:
         temporary.mkdir(parents=True)
         for name, data in files.items():
-            write_whole(temporary / name, data)
-        write_whole(temporary / SUMS, _sealed({name: digest(data) for name, data in files.items()}))
+            _put(temporary / name, data)
+        _put(temporary / SUMS, _sealed({name: digest(data) for name, data in files.items()}))
         os.rename(temporary, path)
         sync_folder(path.parent)
     except OSError as error:
@@ -108,3 +113,33 @@ def set_aside(path: Path, folder: Path) -> None:
         os.rename(path, free)
     except OSError as error:
         raise cannot_write(free, error) from None
+
+
+_HELD: set[int] = set()
+
+
+def take_lock(path: Path) -> int:
+    """Lock a file until `drop_lock` or the end of this process; BlockingIOError where another holds it."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise
+    _HELD.add(lock)
+    return lock
+
+
+def drop_lock(lock: int) -> None:
+    if lock in _HELD:
+        _HELD.remove(lock)
+        os.close(lock)
+
+
+def _forget_locks() -> None:
+    """A forked worker must not keep a lock alive when its parent was killed."""
+    for lock in list(_HELD):
+        drop_lock(lock)
+
+
+os.register_at_fork(after_in_child=_forget_locks)

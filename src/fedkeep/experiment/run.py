@@ -15,21 +15,22 @@ import torch
 
 from fedkeep.errors import ConfigError, RunError, nearest
 from fedkeep.experiment.about import about
-from fedkeep.experiment.build import Prepared, engine_for, label_table, prepare, simulation_of
+from fedkeep.experiment.build import Prepared, engine_for, label_table, prepare, resolved, simulation_of
 from fedkeep.experiment.config import HINTS, Config
 from fedkeep.experiment.rundir import RunDirectory
+from fedkeep.experiment.summary import LAST as LAST
+from fedkeep.experiment.summary import summarise
 from fedkeep.experiment.tables import TABLES, History
 from fedkeep.grammar import name_of
 from fedkeep.method import Method
-from fedkeep.metrics.forgetting import steadiness
 from fedkeep.rounds import NoUsableUpdate, ServerState
 from fedkeep.simulate import RoundRecord, Simulation
 from fedkeep.tree import Params
 
 Listener = Callable[[RoundRecord], None]
 CHECKPOINT_SHARE = 0.02  # of the run's time, at most
+NOTHING_RUN = "nothing was run"
 STOPPED = "stopped: no usable update"
-LAST = 10  # the papers report the mean of the last rounds, because single rounds swing
 
 
 @dataclass
@@ -68,28 +69,6 @@ class Run:
         return summarise(self.frame("rounds"), self.config.target)
 
 
-def summarise(rounds: pd.DataFrame, target: float = 0.0, last: int = LAST) -> dict[str, float]:
-    """Final (mean of the last rounds), best, last, rounds to a target, forgetting, traffic, time."""
-    accuracy = rounds["accuracy"].dropna().to_numpy()
-    reached = rounds.loc[rounds["accuracy"] >= target, "round"] if target else rounds["round"].iloc[:0]
-    tail = rounds.tail(last)
-    return {
-        "final": float(tail["accuracy"].mean()),  # of the rounds that were judged
-        "best": float(accuracy.max()) if len(accuracy) else math.nan,
-        "last": float(accuracy[-1]) if len(accuracy) else math.nan,
-        "mean": float(accuracy.mean()) if len(accuracy) else math.nan,
-        "validation": float(tail["validation_accuracy"].mean()),
-        "rounds_to_target": float(reached.iloc[0]) if len(reached) else math.nan,
-        "forgetting": float(tail["forgetting"].mean()) if "forgetting" in tail else math.nan,
-        "forgettable": float(tail["forgettable"].mean()) if "forgettable" in tail else math.nan,
-        "change_std": float(steadiness(accuracy)[0]) if len(accuracy) > 1 else math.nan,
-        "largest_drop": float(steadiness(accuracy)[1]) if len(accuracy) > 1 else math.nan,
-        "bytes_up": float(rounds["bytes_up"].mean()),
-        "bytes_down": float(rounds["bytes_down"].mean()),
-        "seconds": float(rounds["seconds"].sum()),
-    }
-
-
 def run(
     method: str | Method = "fedavg", *, out: str | Path | None = None, listen: Listener | None = None, **options: Any
 ) -> Run:
@@ -114,15 +93,19 @@ def execute(
     directory = RunDirectory(out) if out else None
     if directory and directory.exists() and (outcome := directory.outcome()):
         directory.same_experiment(directory.config(), config)
-        directory.notes.append(f"{out}: {outcome['outcome']} after round {outcome['round']} already; nothing was run")
+        directory.notes.append(f"{out}: {outcome['outcome']} after round {outcome['round']} already; {NOTHING_RUN}")
         done = load_run(directory.path, directory.notes)
         done.config = replace(done.config, target=config.target)
         return done
     with _quiet_torch():
-        prepared = prepare(config)
+        if directory and directory.exists():  # these two change rounding: a resumed run keeps what it began with
+            begun = directory.config()
+            config = replace(config, layout=begun.layout, engine=begun.engine)
+        prepared = resolved(prepare(config))
+        config = prepared.config
         try:
             if directory:
-                directory.open(config, about(command), label_table(prepared))
+                directory.open(config, lambda: about(command), label_table(prepared))
             return _Execution(config, prepared, directory, listen).go()
         finally:
             if directory:

@@ -12,12 +12,11 @@ but the log has its checksum in the sums.json beside it; what is damaged is set 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,9 +31,11 @@ from fedkeep.experiment.files import (
     SUMS,
     cannot_write,
     digest,
+    drop_lock,
     read_checked,
     read_sums,
     set_aside,
+    take_lock,
     write_sums,
     write_whole,
 )
@@ -51,7 +52,7 @@ class RunDirectory:
 
     path: Path
     notes: list[str] = field(default_factory=list)
-    _lock: Any = None
+    _lock: int | None = None
 
     @property
     def segments(self) -> Segments:
@@ -59,7 +60,7 @@ class RunDirectory:
 
     # -- writing
 
-    def open(self, config: Config, about: dict[str, Any], partition: dict[str, Any]) -> None:
+    def open(self, config: Config, about: Callable[[], dict[str, Any]], partition: dict[str, Any]) -> None:
         """Begin a run here, or make sure that the one that is here is the same experiment."""
         if self.path.exists() and not self.path.is_dir():
             raise RunError(f"{self.path}: is a file; give a directory as --out")
@@ -72,19 +73,18 @@ class RunDirectory:
             if strange:
                 raise RunError(f"{self.path}: holds other files ({strange[0]}, ...); choose an empty or new --out")
         self._take_lock()
-        begun = (self.path / SUMS).exists()
         if self.exists():
-            self.same_experiment(self.config(checked=begun), config)
+            self.same_experiment(self.config(), config)
         files = {
-            "config.toml": config.to_toml().encode(),
-            "about.json": json.dumps(about, indent=1).encode(),
-            "partition.parquet": to_parquet(partition),
+            "config.toml": lambda: config.to_toml().encode(),
+            "about.json": lambda: json.dumps(about(), indent=1).encode(),
+            "partition.parquet": lambda: to_parquet(partition),
         }
         self._sweep_up()
-        if begun:
+        if self._begun():
             self._check_start(files)
         else:
-            self._write(files)
+            self._write({name: make() for name, make in files.items()})
             self.log(f"begin {config.method} for {config.rounds} rounds")
 
     def _write(self, files: Mapping[str, bytes], known: Mapping[str, str] | None = None) -> None:
@@ -93,18 +93,18 @@ class RunDirectory:
             write_whole(self.path / name, data)
         write_sums(self.path, {**(known or {}), **{name: digest(data) for name, data in files.items()}})
 
-    def _check_start(self, files: dict[str, bytes]) -> None:
+    def _check_start(self, files: Mapping[str, Callable[[], bytes]]) -> None:
         """Before a run goes on: mend what can be made again, and refuse data that is not what it was."""
         sums = read_sums(self.path) or {}
         for name in ("about.json", "partition.parquet"):
             if read_checked(self.path, name, sums) is None:
                 if (self.path / name).exists():
                     set_aside(self.path / name, self.path)
-                self._write({name: files[name]}, sums)
+                self._write({name: files[name]()}, sums)
                 sums = read_sums(self.path) or {}
                 self.notes.append(f"{name} was missing or damaged and has been written anew")
         here = from_parquet((self.path / "partition.parquet").read_bytes(), "partition.parquet")
-        if not here.equals(from_parquet(files["partition.parquet"], "partition.parquet")):
+        if not here.equals(from_parquet(files["partition.parquet"](), "partition.parquet")):
             raise RunError(
                 f"{self.path}: the clients hold other examples than when this run began, so the data has changed; "
                 "restore the data, or choose another --out"
@@ -120,21 +120,18 @@ class RunDirectory:
 
     def _take_lock(self) -> None:
         try:
-            self._lock = open(self.path / "lock", "a")  # noqa: SIM115 (held while the run goes on)
-        except OSError as error:
-            raise cannot_write(self.path / "lock", error) from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.close()
+            self._lock = take_lock(self.path / "lock")
+        except BlockingIOError:
             raise RunError(
                 f"{self.path}: another process is writing this run; wait for it or use another --out"
             ) from None
+        except OSError as error:
+            raise cannot_write(self.path / "lock", error) from None
 
     def close(self) -> None:
         """Let go of the directory."""
-        if self._lock:
-            self._lock.close()
+        if self._lock is not None:
+            drop_lock(self._lock)
             self._lock = None
 
     def same_experiment(self, here: Config, config: Config) -> None:
@@ -184,15 +181,13 @@ class RunDirectory:
     def exists(self) -> bool:
         return (self.path / "config.toml").exists()
 
-    def config(self, checked: bool = True) -> Config:
-        """The run's resolved config."""
+    def config(self) -> Config:
+        """The run's resolved config; that of a run killed before it had checksums is taken as it is."""
         if not self.path.is_dir():
             raise RunError(f"{self.path}: no such run directory; give the --out of a run")
         if not self.exists():
             raise RunError(f"{self.path}: not a run directory (it has no config.toml); give the --out of a run")
-        if checked:
-            self._sums()
-        if checked and self._checked("config.toml") is None:
+        if self._begun() and self._checked("config.toml") is None:
             raise RunError(
                 f"{self.path / 'config.toml'}: does not match its checksum; restore it from a copy of the run"
             )
@@ -203,7 +198,7 @@ class RunDirectory:
 
     def outcome(self) -> dict[str, Any] | None:
         """How the run ended; None while it has not, be it that it was killed while finishing."""
-        if not (self.path / SUMS).exists() and not (self.path / "outcome.json").exists():
+        if not self._begun():
             return None
         sums = self._sums()
         if "outcome.json" not in sums:
@@ -256,6 +251,9 @@ class RunDirectory:
         for note in self.notes[known:]:
             self.log(note)
         return found
+
+    def _begun(self) -> bool:
+        return (self.path / SUMS).exists() or (self.path / "outcome.json").exists()
 
     def _sums(self) -> dict[str, str]:
         sums = read_sums(self.path)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch.func import grad
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -132,9 +132,10 @@ def record(recipe: StepRecipe, state: LocalState, constants: Constants, x: Tenso
 
     with torch.no_grad():
         trace = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)
-        graph = trace(*tensors, *fixed, x, y).graph
-    rewrite(graph, count)
-    return fx.GraphModule(torch.nn.Module(), graph).forward
+        recorded = trace(*tensors, *fixed, x, y)
+    rewrite(recorded.graph, count)
+    recorded.recompile()
+    return recorded.forward
 
 
 def agrees(program: Program, recipe: StepRecipe, state: LocalState, constants: Constants, x: Tensor, y: Tensor) -> bool:

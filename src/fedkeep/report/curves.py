@@ -105,10 +105,13 @@ class Band:
 
 def band(series: Series, column: str) -> Band:
     """A metric of a series over rounds; nan where it was not recorded."""
-    curves = [_curve(run, column) for run in series.runs]
+    return over_seeds([_curve(run, column) for run in series.runs])
+
+
+def over_seeds(curves: list[pd.Series]) -> Band:
+    """Curves by round, one per seed, as a band; rounds that no seed knows are left out."""
     table = pd.concat(curves, axis=1).sort_index()
-    known = table.dropna(how="all")
-    table = known if len(known) else table
+    table = known if len(known := table.dropna(how="all")) else table
     values = (table.index.to_numpy(), table.mean(axis=1), table.min(axis=1), table.max(axis=1))
     return Band(*(np.asarray(value) for value in values), seeds=len(curves))
 
@@ -143,12 +146,13 @@ class PerSeed:
 
 
 def at_end(series: Series, column: str, until: int | None = None) -> PerSeed:
-    """The mean of a metric over the last ten rounds that have it (up to `until`), per seed; single rounds swing."""
+    """The mean of a metric over the last ten rounds (up to `until`), per seed; single rounds swing."""
     found = {}
     for run in series.complete:
         curve = _curve(run, column)
         curve = curve[curve.index <= until] if until is not None else curve
-        tail = curve.dropna().tail(LAST)
+        tail = curve.tail(LAST).dropna()
+        tail = tail if len(tail) else curve.dropna().tail(1)  # judged less often than that
         if len(tail):
             found[run.seed] = float(tail.mean())
     return PerSeed(found)

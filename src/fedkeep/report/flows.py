@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,25 +77,27 @@ def run_classes(run: RunData) -> pd.DataFrame | None:
     )
 
 
-def class_band(series: Series, column: str) -> pd.DataFrame:
-    """Minimum and maximum over the seeds of a column of `Classes`, a row per class."""
-    tables = [table[column] for run in series.complete if (table := run_classes(run)) is not None]
-    return pd.concat(tables, axis=1).agg(["min", "max"], axis=1)
-
-
 def most_forgotten_data(run: RunData) -> tuple[int, float] | None:
     """The client whose data other clients' models forget most in the last ten rounds, and how much."""
-    return _largest(run, "forgetting_by_data")
-
-
-def most_forgetful_model(run: RunData) -> tuple[int, float] | None:
-    """The client whose model forgets most of the others' data in the last ten rounds, and how much."""
-    return _largest(run, "forgetting_by_model")
-
-
-def _largest(run: RunData, column: str) -> tuple[int, float] | None:
+    column = "forgetting_by_data"
     if run.clients is None or column not in run.clients:
         return None
     late = run.clients[run.clients["round"] > run.last_round - LAST]
     means = late.groupby("client")[column].mean().dropna()
     return (int(means.idxmax()), float(means.max())) if len(means) else None
+
+
+def known_classes(many: Sequence[Series]) -> dict[Series, Classes]:
+    """The series that recorded classes."""
+    return {series: found for series in many if (found := classes(series)) is not None}
+
+
+def class_rows(known: Mapping[Series, Classes], column: str) -> tuple[np.ndarray, list[tuple[str, np.ndarray]]]:
+    """All labels, and a column of `Classes` per series over them; nan where a series lacks a label."""
+    labels = np.unique(np.concatenate([found.labels for found in known.values()]))
+    rows = []
+    for series, found in known.items():
+        values = np.full(len(labels), np.nan)
+        values[np.searchsorted(labels, found.labels)] = getattr(found, column)
+        rows.append((series.label, values))
+    return labels, rows

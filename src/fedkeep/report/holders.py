@@ -8,7 +8,9 @@ import numpy as np
 import pandas as pd
 
 from fedkeep.data.partition_core import Partition, Skew
+from fedkeep.report.curves import Band, over_seeds
 from fedkeep.report.load import RunData, spread
+from fedkeep.report.series import Series
 
 HOLDS = 0.05  # a client holds a label if at least this share of its training examples has it
 BINS = 40  # columns of the picture over rounds
@@ -137,6 +139,19 @@ def forgettable(run: RunData, bins: int = BINS) -> Forgettable | None:
         counts=table.to_numpy(dtype=float)[order],
         late=late.to_numpy(dtype=float)[order],
     )
+
+
+def minority_bands(series: Series) -> tuple[Band, Band] | None:
+    """Forgettable share of minority clients and of the others over spans of rounds; None without a minority."""
+    found = [f for run in series.runs if (f := forgettable(run)) is not None and f.minority.any()]
+    if not found:
+        return None
+    return over_seeds([_shares(f, f.minority) for f in found]), over_seeds([_shares(f, ~f.minority) for f in found])
+
+
+def _shares(found: Forgettable, who: np.ndarray) -> pd.Series:
+    share = found.counts / np.where(found.sizes > 0, found.sizes, np.nan)[:, None]
+    return pd.DataFrame(share[who], columns=found.rounds).mean(axis=0)
 
 
 def _facts(run: RunData, clients: np.ndarray) -> dict[str, np.ndarray]:

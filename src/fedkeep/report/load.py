@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedkeep.errors import FedKeepError, RunError
-from fedkeep.experiment.files import read_checked, read_sums
+from fedkeep.experiment.files import read_sums
 from fedkeep.experiment.rundir import RunDirectory
 from fedkeep.experiment.tables import from_parquet
 
@@ -82,13 +82,15 @@ def load_runs(
 def read_run(path: Path) -> RunData:
     """One run directory without its F_ki, as far as it can be read."""
     directory = RunDirectory(path)
-    notes: list[str] = []
+    notes = []
+    if directory.exists() and read_sums(path) is None:
+        notes.append("sums.json is missing or damaged: what is there is shown as it is, unchecked")
     options, text = _options(directory, notes)
     rounds = _table(directory, "rounds", notes)
     frame = rounds.to_pandas() if rounds is not None else pd.DataFrame()
     if "round" not in frame or frame.empty:
-        why = "; ".join([*notes, *directory.notes]) or "no round is recorded yet"
-        raise RunError(f"{path}: nothing to show ({why}); let the run go on, or repeat it")
+        why = _about_it(path, [*notes, *directory.notes]) or ["no round is recorded yet"]
+        raise RunError(f"{path}: nothing to show ({'; '.join(why)}); let the run go on, or repeat it")
     status = _status(directory, int(frame["round"].max()), options, notes)
     run = RunData(
         path=path,
@@ -99,9 +101,15 @@ def read_run(path: Path) -> RunData:
         clients=_frame(directory, "clients", notes),
         classes=_frame(directory, "classes", notes),
         partition=_partition(directory, notes),
-        about=directory.about(),
+        about=_about(directory, notes),
     )
-    return replace(run, notes=tuple(dict.fromkeys([*notes, *directory.notes])))
+    return replace(run, notes=_about_it(path, [*notes, *directory.notes]))
+
+
+def _about_it(path: Path, notes: Iterable[str]) -> tuple[str, ...]:
+    """Notes on a run, each once and without its path in front; what follows from missing checksums is said once."""
+    short = [note.removeprefix(f"{path}: ").removeprefix(f"{path}/") for note in notes]
+    return tuple(dict.fromkeys(note for note in short if "nothing here can be trusted" not in note))
 
 
 def with_pairs(run: RunData, rounds: Sequence[int] | np.ndarray) -> RunData:
@@ -109,11 +117,11 @@ def with_pairs(run: RunData, rounds: Sequence[int] | np.ndarray) -> RunData:
     directory = RunDirectory(run.path)
     notes: list[str] = []
     table = _table(directory, "forgetting", notes)
-    notes = list(dict.fromkeys([*run.notes, *notes, *directory.notes]))
+    known = _about_it(run.path, [*run.notes, *notes, *directory.notes])
     if table is None or not set(PAIRS) <= set(table.column_names):
-        return replace(run, notes=tuple(notes))
+        return replace(run, notes=known)
     kept = table.select(PAIRS).filter(pc.is_in(table["round"], pa.array(np.asarray(rounds, dtype=np.int64))))
-    return replace(run, pairs=kept.to_pandas(), notes=tuple(notes))
+    return replace(run, pairs=kept.to_pandas(), notes=known)
 
 
 def spread(values: np.ndarray, count: int) -> np.ndarray:
@@ -166,7 +174,7 @@ def _options(directory: RunDirectory, notes: list[str]) -> tuple[dict[str, Any],
             raise error from None
         if not isinstance(options.get("method"), str) or not isinstance(options.get("seed", 0), int):
             raise error from None
-        notes.append(f"{error}. What can be read is shown, unchecked")
+        notes.append(f"{error}. What can be read is shown")
         return options, text
 
 
@@ -202,14 +210,22 @@ def _frame(directory: RunDirectory, name: str, notes: list[str]) -> pd.DataFrame
 
 
 def _partition(directory: RunDirectory, notes: list[str]) -> pd.DataFrame | None:
-    file = directory.path / "partition.parquet"
-    sums = read_sums(directory.path)
-    checked = sums is None or read_checked(directory.path, file.name, sums) is not None
-    table = _unchecked(file, notes) if checked else None
-    if table is None or not {"client", "class", "train"} <= set(table.column_names):
-        notes.append("partition.parquet is missing or damaged; who holds which label is unknown")
-        return None
-    return table.to_pandas()
+    table = None
+    try:
+        table = directory.partition()
+    except FedKeepError as error:
+        notes.append(f"{error}")
+        if read_sums(directory.path) is None:
+            table = _unchecked(directory.path / "partition.parquet", notes)
+    return None if table is None or not {"client", "class", "train"} <= set(table.column_names) else table.to_pandas()
+
+
+def _about(directory: RunDirectory, notes: list[str]) -> dict[str, Any]:
+    try:
+        return directory.about()
+    except FedKeepError as error:
+        notes.append(str(error))
+        return {}
 
 
 def _unchecked(file: Path, notes: list[str]) -> pa.Table | None:

@@ -12,10 +12,12 @@ import pandas as pd
 
 from fedkeep.report.holders import majority_of
 from fedkeep.report.load import RunData, spread
+from fedkeep.report.series import Report, Series
 
 SIDE = 100  # models or clients on one side of a matrix; more are thinned out evenly
 STEP = 1e-4  # values are packed in steps of this
 MISSING = 65535
+BUDGET = 1_500_000  # cells on the page, about 4 MB
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,9 +103,43 @@ def unpack(text: str) -> np.ndarray:
 def packed(found: Matrix) -> dict[str, Any]:
     """A matrix for the page's script."""
     return {
-        "round": found.round,
         "models": found.models.tolist(),
         "data": found.data.tolist(),
         "before": pack(found.before),
         "local": pack(found.local),
     }
+
+
+def slider(report: Report, budget: int = BUDGET) -> dict[str, Any]:
+    """The matrices of all series for the page's slider: every seed if that fits the budget, else the first.
+
+    What is left out is said in "notes".
+    """
+    rounds = shown_rounds(report.runs)
+    every = {run.seed for series in report.series for run in series.runs if run.pairs is not None}
+    seeds, notes = sorted(every), []
+    size = sum(0 if run.pairs is None else len(run.pairs) for run in report.runs)
+    if size > budget and len(seeds) > 1:
+        notes.append(f"Only seed {seeds[0]} is here, to keep the page small.")
+        size = size // len(seeds)
+        seeds = seeds[:1]
+    if size > budget:
+        rounds = spread(np.array(rounds), max(2, len(rounds) * budget // size)).tolist()
+        notes.append(f"Only {len(rounds)} rounds are here, to keep the page small.")
+    panels = [_panel(series, seeds, rounds) for series in report.series]
+    left_out = max((run.pop("left_out") for panel in panels for run in panel["runs"].values()), default=0)
+    if left_out:
+        notes.append(f"{left_out} clients are left out of a matrix, evenly, so that cells stay visible.")
+    return {"rounds": rounds, "seeds": seeds, "panels": panels, "notes": notes}
+
+
+def _panel(series: Series, seeds: Sequence[int], rounds: Sequence[int]) -> dict[str, Any]:
+    runs = {}
+    for run in series.runs:
+        found = matrices(run, rounds) if run.seed in seeds else []
+        if found:
+            frames = {str(one.round): packed(one) for one in found}
+            majority = {str(client): label for client, label in majority_of(run).items()}
+            left_out = max(one.left_out for one in found)
+            runs[str(run.seed)] = {"frames": frames, "majority": majority, "left_out": left_out}
+    return {"label": series.label, "runs": runs}

@@ -72,7 +72,7 @@ def load_report(paths: Iterable[str | Path], matrix_rounds: Sequence[int] | None
 
 
 def group(runs: Sequence[RunData], notes: Sequence[str] = ()) -> Report:
-    """Group runs into series, in the order in which they come."""
+    """Group runs into series: the baseline, then the others in the order in which they come."""
     differing = _differing(runs)
     groups: dict[str, list[RunData]] = {}
     for run in runs:
@@ -86,7 +86,8 @@ def group(runs: Sequence[RunData], notes: Sequence[str] = ()) -> Report:
                     f"{one.label}, seed {run.seed}: has {run.last_round} rounds, others {one.last_round}; "
                     "it is drawn, and left out of the averages at the end"
                 )
-    return Report(tuple(series), tuple(more))
+    baseline = Report(tuple(series)).baseline
+    return Report(tuple(sorted(series, key=lambda one: one is not baseline)), tuple(more))
 
 
 def differences(one: Series, other: Series) -> list[str]:

@@ -1,0 +1,108 @@
+"""One number of a run.
+
+    final        mean of the last rounds that were judged (`last` of them; single rounds swing)
+    last         the last round
+    top, mean    the best round; the mean over all rounds
+    at, until    accuracy at a chosen round; the mean of the rounds up to it
+    rounds       rounds until the target accuracy is first reached; nan where it never is
+    loss         mean loss of the last rounds
+    forgetting   mean forgetting of the last rounds (WSM paper, Eq. 5 and 6)
+    change, drop standard deviation of the round-to-round change of accuracy, and the largest drop
+    loss_change  standard deviation of the round-to-round change of the loss
+    validation   mean accuracy of the last rounds on what clients hold out
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from fedkeep.errors import ConfigError, nearest
+from fedkeep.metrics.forgetting import steadiness
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a reading may need to know."""
+
+    last: int = 10
+    at: int = 0  # a round of this run
+    target: float = 0.0
+    held: float = 1.0  # share of the test examples that count
+
+
+def _judged(rounds: pd.DataFrame, column: str = "accuracy") -> np.ndarray:
+    values = rounds[column].to_numpy(dtype=float)
+    return values[~np.isnan(values)]
+
+
+def _tail(rounds: pd.DataFrame, column: str, last: int) -> float:
+    known = rounds[~rounds[column].isna()]
+    recent = known[known["round"] > rounds["round"].max() - last]
+    values = (recent if len(recent) else known.tail(1))[column].to_numpy(dtype=float)
+    return float(values.mean()) if len(values) else math.nan
+
+
+def _at(rounds: pd.DataFrame, asked: Asked) -> float:
+    """The accuracy at a round, or at the first one after it that was judged."""
+    known = rounds[(rounds["round"] >= asked.at) & ~rounds["accuracy"].isna()]
+    return float(known["accuracy"].iloc[0]) / asked.held if len(known) else math.nan
+
+
+def _until(rounds: pd.DataFrame, asked: Asked) -> float:
+    values = _judged(rounds[rounds["round"] <= asked.at])
+    return float(values.mean()) / asked.held if len(values) else math.nan
+
+
+def _rounds(rounds: pd.DataFrame, asked: Asked) -> float:
+    reached = rounds.loc[rounds["accuracy"] / asked.held >= asked.target, "round"]
+    return float(reached.iloc[0]) if len(reached) else math.nan
+
+
+READINGS: dict[str, Callable[[pd.DataFrame, Asked], float]] = {
+    "final": lambda rounds, asked: _tail(rounds, "accuracy", asked.last) / asked.held,
+    "last": lambda rounds, asked: float(_judged(rounds)[-1]) / asked.held,
+    "top": lambda rounds, asked: float(_judged(rounds).max()) / asked.held,
+    "mean": lambda rounds, asked: float(_judged(rounds).mean()) / asked.held,
+    "at": _at,
+    "until": _until,
+    "rounds": _rounds,
+    "loss": lambda rounds, asked: _tail(rounds, "loss", asked.last),
+    "forgetting": lambda rounds, asked: _tail(rounds, "forgetting", asked.last),
+    "change": lambda rounds, asked: float(steadiness(_judged(rounds)).change_std) / asked.held,
+    "drop": lambda rounds, asked: float(steadiness(_judged(rounds)).largest_drop) / asked.held,
+    "loss_change": lambda rounds, asked: float(steadiness(_judged(rounds, "loss")).change_std),
+    "validation": lambda rounds, asked: _tail(rounds, "validation_accuracy", asked.last),
+}
+
+IN_WORDS = {
+    "final": "mean of the last {last} rounds",
+    "last": "last round",
+    "top": "best round",
+    "mean": "mean over all rounds",
+    "at": "accuracy at that round",
+    "until": "mean of the rounds up to that one",
+    "rounds": "rounds to the target accuracy",
+    "loss": "test loss, mean of the last {last} rounds",
+    "forgetting": "forgetting, mean of the last {last} rounds",
+    "change": "standard deviation of the change from round to round",
+    "drop": "largest drop from one round to the next",
+    "loss_change": "standard deviation of the change of the loss",
+    "validation": "accuracy on what clients hold out, mean of the last {last} rounds",
+}
+
+
+def read(name: str, rounds: pd.DataFrame, asked: Asked) -> float:
+    """One reading of the rounds of a run.
+
+    >>> table = pd.DataFrame({"round": [1, 2, 3], "accuracy": [0.2, 0.6, 0.5]})
+    >>> read("final", table, Asked(last=2)), read("rounds", table, Asked(target=0.6)), read("at", table, Asked(at=2))
+    (0.55, 2.0, 0.6)
+    """
+    if name not in READINGS:
+        raise ConfigError(f'reading "{name}" is unknown: {nearest(name, READINGS)}')
+    return READINGS[name](rounds, asked)
