@@ -14,6 +14,7 @@ import argparse
 import os
 import platform
 import shlex
+import signal
 import sys
 import tempfile
 import time
@@ -88,6 +89,7 @@ def main() -> int:
     if load > 0.5:
         print(f"warning: the machine is busy (load {load:.2f}); numbers will be off", file=sys.stderr)
     torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     with tempfile.TemporaryDirectory(prefix="bench-data-") as folder:
         sources = Sources.find(Path(folder), given.data_root)
         settings = Settings(sources, given.peers, given.repeat, given.rounds, given.quick)

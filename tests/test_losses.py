@@ -125,6 +125,9 @@ def test_numbers_worked_by_hand():
     assert value_and_gradient(ce, logits, [0], [1, 3, 0])[0] == pytest.approx(log(4))
     # FedRS, alpha 1/2: log(2 + 1 + sqrt 5) - log 2
     assert value_and_gradient(FedRS(0.5), logits, [0], [1, 3, 0])[0] == pytest.approx(log((3 + 5**0.5) / 2), rel=1e-6)
+    # the same for a label the client lacks: log(2 + 1 + sqrt 5) - log sqrt 5
+    absent = value_and_gradient(FedRS(0.5), logits, [2], [1, 3, 0])[0]
+    assert absent == pytest.approx(log((3 + 5**0.5) / 5**0.5), rel=1e-6)
     # FedLC, tau 1, counts 16 and 1: margins 1/2 and 1
     expected = log(2 * np.exp(-0.5) + np.exp(-1.0)) - log(2) + 0.5
     assert value_and_gradient(FedLC(1.0), logits, [0], [16, 1, 0])[0] == pytest.approx(expected, rel=1e-6)

@@ -21,15 +21,15 @@ def parse_call(text: str, what: str) -> tuple[str, dict[str, Any]]:
     """
     match = _CALL.fullmatch(text)
     if not match:
-        raise ConfigError(f'{what} "{text}" is not of the form name(key=value, ...); e.g. "fedprox(mu=0.01)"')
+        raise ConfigError(f'{what} "{text}" is not of the form name or name(key=value, ...); mend the brackets')
     name, inside = match.groups()
     options: dict[str, Any] = {}
     for item in (inside or "").split(","):
         if not item.strip():
             continue
         key, equals, value = item.partition("=")
-        if not equals:
-            raise ConfigError(f'{what} "{text}": "{item.strip()}" has no name; write it as key=value')
+        if not (key.strip() and equals and value.strip()):
+            raise ConfigError(f'{what} "{text}": "{item.strip()}" is not of the form key=value')
         if key.strip() in options:
             raise ConfigError(f'{what} "{text}": {key.strip()} is given twice; give it once')
         options[key.strip()] = parse_value(value.strip())
@@ -56,16 +56,16 @@ def parse_value(text: str) -> Any:
 
 
 def format_value(value: Any) -> str:
-    """A short text that `parse_value` reads as the same value of the same type.
+    """The shortest text that reads as the same value (a whole number stands for a float where one is wanted).
 
-    >>> [format_value(v) for v in (0.1, 1e6, 1.0, True, None, "2:7")]
-    ['0.1', '1e+06', '1.0', 'true', 'none', '2:7']
+    >>> [format_value(v) for v in (0.1, 1e5, 1e-5, 1.0, True, None, "2:7")]
+    ['0.1', '100000', '1e-5', '1', 'true', 'none', '2:7']
     """
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     if isinstance(value, float):
-        short = f"{value:g}"
-        return short if float(short) == value and not short.lstrip("-").isdigit() else repr(value)
+        short = re.sub(r"e([+-])0*", lambda match: "e" + match[1].strip("+"), f"{value:g}")
+        return short if float(short) == value else repr(value)
     return str(value)
 
 

@@ -95,6 +95,7 @@ class StepContext:
 
     start: Params  # the global model the client started from
     constants: Slots  # what the mechanism's `prepare` returned
+    lr: float
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,10 @@ class Simulation:
             measured=measured,
         )
 
+    def close(self) -> None:
+        """End what the engine started."""
+        self.engine.close()
+
     def _train(self, broadcast, chosen: np.ndarray, rows: np.ndarray) -> list[GroupResult]:
         clients = [[int(chosen[p]) for p in group] for group in groups(len(chosen), self.engine.workers)]
         known = {int(k): self.memories[int(k)] for k in chosen if int(k) in self.memories}

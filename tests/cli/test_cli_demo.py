@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from cli.cli_runner import call, document, ok
 
+from cli.cli_runner import call, document, ok
 from fedkeep import grammar
 from fedkeep.cli import demo
 from fedkeep.experiment import Config
@@ -22,7 +22,15 @@ def small(monkeypatch):
 
 
 def test_the_demonstration_is_the_one_that_is_promised():
-    asked = ["fedavg", "fedavg+tce", "fedavg+wsm", "fedwavg(alpha=0.3)", "fedwagg(clusters=3)", "importance", "scaffold"]
+    asked = [
+        "fedavg",
+        "fedavg+tce",
+        "fedavg+wsm",
+        "fedwavg(alpha=0.3)",
+        "fedwagg(clusters=3)",
+        "importance",
+        "scaffold",
+    ]
     assert [name if "importance" not in name else "importance" for name in demo.METHODS] == asked
     for name in demo.METHODS:
         grammar.parse(name)

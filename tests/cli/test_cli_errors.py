@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from cli.cli_runner import SMALL, call, refused
 
 REFUSED = {

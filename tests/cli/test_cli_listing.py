@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cli.cli_runner import document, ok
 
 import fedkeep as fk
+from cli.cli_runner import document, ok
 from fedkeep.cli import app
 from fedkeep.cli.methods import KINDS, terms
 from fedkeep.data import load
@@ -54,7 +54,9 @@ def test_the_list_of_methods_fits_and_loses_nothing(columns):
     assert max(map(len, text.splitlines())) <= columns
     for term in terms():
         assert term["name"] in text
-    assert len(KINDS) == sum(title in text for title in ("Losses:", "Mechanisms:", "Aggregations:", "Server optimisers:"))
+    assert len(KINDS) == sum(
+        title in text for title in ("Losses:", "Mechanisms:", "Aggregations:", "Server optimisers:")
+    )
 
 
 def test_a_method_is_taken_apart():

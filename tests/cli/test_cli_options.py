@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 
 import pytest
-from cli.cli_runner import SMALL, call, document, ok, refused
 
+from cli.cli_runner import SMALL, call, document, ok, refused
 from fedkeep.cli.options import FIELDS, PANELS, SPEED, flag, panel_of, resolve
 from fedkeep.errors import ConfigError
 from fedkeep.experiment import Config

@@ -31,7 +31,7 @@ def corrected(mechanism: EWC, w, start, fisher, lr: float):
     """The correction as local training sees it."""
     slots = {} if fisher is None else {"importance": as_tensors(fisher)}
     constants = mechanism.prepare(LocalContext(as_tensors(start), slots, {}, 5, 3, lr, 2))
-    return mechanism.correction(as_tensors(w), StepContext(as_tensors(start), constants))
+    return mechanism.correction(as_tensors(w), StepContext(as_tensors(start), constants, lr))
 
 
 def test_explicit_correction_is_the_numeric_derivative_of_the_penalty():

@@ -29,7 +29,7 @@ def some_models():
 @pytest.mark.parametrize("mu", [0.01, 1.0, 7.5])
 def test_correction_is_the_numeric_derivative_of_the_penalty(mu):
     w, start = some_models()
-    found = Proximal(mu).correction(as_tensors(w), StepContext(as_tensors(start), {}))
+    found = Proximal(mu).correction(as_tensors(w), StepContext(as_tensors(start), {}, 0.1))
     assert found is not None
     for name in w:
         numeric = numeric_gradient(lambda x, name=name: fedprox.penalty({**w, name: x}, start, mu), w[name], 1e-4)
@@ -38,7 +38,7 @@ def test_correction_is_the_numeric_derivative_of_the_penalty(mu):
 
 def test_no_pull_adds_nothing_at_all():
     w, start = some_models()
-    assert Proximal(0.0).correction(as_tensors(w), StepContext(as_tensors(start), {})) is None
+    assert Proximal(0.0).correction(as_tensors(w), StepContext(as_tensors(start), {}, 0.1)) is None
     assert Proximal(0.0).pull() == 0.0
     assert Proximal(0.3).pull() == 0.3
 

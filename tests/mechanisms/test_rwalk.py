@@ -31,7 +31,7 @@ def test_path_score_is_the_twins():
     mechanism = RWalk(1.0, gamma=gamma, eps=eps)
     state = mechanism.track_init(as_tensors(path[0]))
     for step, gradient in enumerate(gradients):
-        context = StepContext(as_tensors(path[0]), {})
+        context = StepContext(as_tensors(path[0]), {}, 0.1)
         before, after = as_tensors(path[step]), as_tensors(path[step + 1])
         state = mechanism.track(state, before, as_tensors(gradient), after, context)
     expected = rwalk.path_score(gradients, path, fishers, eps)
@@ -83,7 +83,7 @@ def test_steps_uphill_do_not_count():
     mechanism = RWalk(1.0)
     w = {"w": torch.zeros(2)}
     gradient, after = {"w": torch.tensor([1.0, 1.0])}, {"w": torch.tensor([-0.1, 0.1])}  # downhill, uphill
-    score = mechanism.track(mechanism.track_init(w), w, gradient, after, StepContext(w, {}))["score"]["w"]
+    score = mechanism.track(mechanism.track_init(w), w, gradient, after, StepContext(w, {}, 0.1))["score"]["w"]
     assert score[0] > 0 > score[1]
 
 

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedkeep import __version__
-from fedkeep.cli import centralised, data, demo, methods, partition, run
+from fedkeep.cli import centralised, compare, data, demo, methods, partition, report, run
 from fedkeep.cli.console import error, note, warnings_as_notes
 from fedkeep.errors import FedKeepError
 
@@ -56,13 +56,14 @@ def _fedkeep(
     """Measure forgetting in federated learning, fight it, and see which fight pays.
 
     \b
-    fedkeep demo                              compare seven methods in about a minute
+    fedkeep demo                              seven methods in about a minute
     fedkeep run fedavg+wsm --rounds 10        run one of them
+    fedkeep compare fedavg scaffold           compare some, seed by seed
     fedkeep methods                           see what there is to combine
     """
 
 
-for module in (demo, run, methods, partition, data, centralised):
+for module in (demo, run, compare, report, methods, partition, data, centralised):
     module.register(app)
 
 

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -89,6 +90,8 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
     if hasattr(value, "item"):  # a number of numpy
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from fedkeep.cli.compare import FAILED, spread
 from fedkeep.cli.console import errors, note, output, print_json, size, table
 from fedkeep.cli.progress import Runs
 from fedkeep.cli.run import INTERRUPTED
@@ -16,7 +17,9 @@ from fedkeep.errors import RunError
 from fedkeep.experiment import Config
 from fedkeep.experiment.compare import Comparison, compare
 from fedkeep.experiment.summary import LAST
-from fedkeep.report import write_report
+from fedkeep.report.page import page, save
+from fedkeep.report.series import load_report
+from fedkeep.report.words import summarise
 
 METHODS = (
     "fedavg",
@@ -34,7 +37,9 @@ SETTING = Config(data="digits", partition="dirichlet(alpha=0.1)", clients=20, fr
 
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Directory for runs and report.")] = Path("runs/demo"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and no progress.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document on stdout, and no progress.")
+    ] = False,
 ) -> None:
     """Compare seven methods on digits that are dealt out unevenly, and write a report. Takes about a minute.
 
@@ -42,7 +47,7 @@ def demo(
 
     \b
     fedkeep demo
-    fedkeep demo --out runs/demo
+    fedkeep demo --out somewhere/else
     """
     try:
         found = _compare(out, as_json)
@@ -51,15 +56,16 @@ def demo(
         raise typer.Exit(INTERRUPTED) from None
     if found.frame.empty:
         raise RunError(f"{out}: no run came to an end; the first says: {next(iter(found.failures.values()))}")
-    report = out / "report.html"
-    write_report(found.paths, report)
-    for name, why in found.failures.items():
-        note(f"{name} failed: {why}")
+    report = load_report(found.paths)
+    path = save(page(report), out / "report.html")
     if as_json:
-        print_json({"methods": found.table().to_dict("records"), "runs": found.paths, "report": report})
-        return
-    _show(found)
-    output().print(Text.assemble("\nreport: ", (str(report), "bold cyan")), soft_wrap=True)
+        print_json({"methods": found.table().to_dict("records"), "runs": found.paths, "report": path})
+    else:
+        _show(found)
+        output().print(Text(f"\n{summarise(report).lead.replace('`', '')}"))
+        output().print(Text.assemble("\nreport: ", (str(path), "bold cyan")), soft_wrap=True)
+    if found.failures:
+        raise typer.Exit(FAILED)
 
 
 def _compare(out: Path, quiet: bool) -> Comparison:
@@ -76,7 +82,7 @@ def _show(found: Comparison) -> None:
     shown = table("method", *(numbers if wide else numbers[:2]), numbers=numbers)
     for row in found.table().to_dict("records"):
         cells = [
-            f"{row['final']:.3f} ± {(row['final_high'] - row['final_low']) / 2:.3f}",
+            spread(row, "final"),
             f"{row['forgetting']:.3f}",
             "" if math.isnan(row["difference"]) else f"{row['difference']:+.3f}",
             size(row["bytes_up"]),

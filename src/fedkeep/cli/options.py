@@ -115,9 +115,8 @@ def resolve(target: str, options: Mapping[str, Any]) -> Config:
     """
     if not is_file(target):
         if "method" in options:
-            raise ConfigError(
-                f'two methods, "{target}" and --method {options["method"]}; --method is for experiment files, leave it away'
-            )
+            given = options["method"]
+            raise ConfigError(f'two methods, "{target}" and --method {given}; --method is for files, leave it away')
         if (Path(target) / "config.toml").is_file() and "/" in target:
             raise ConfigError(f'"{target}" is a run, not a method; to go on with it: fedkeep resume {target}')
         return Config(**{"method": target, **options})

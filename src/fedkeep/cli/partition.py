@@ -56,7 +56,7 @@ class Picture:
 def partition(
     spec: Annotated[
         str, typer.Argument(metavar="[PARTITION]", help="E.g. dirichlet(alpha=0.1), shards, iid.", show_default=False)
-    ] = FIELDS["partition"].default,
+    ] = str(FIELDS["partition"].default),
     page_path: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE.html", help="Write the picture of all clients there.")
     ] = None,

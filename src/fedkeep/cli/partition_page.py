@@ -30,7 +30,7 @@ def page(title: str, counts: np.ndarray, skew: str) -> str:
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(title)}</title><style>{STYLE}</style></head>
 <body><h1>Who holds what</h1><p>{escape(title)}</p><p>{escape(skew)}</p>
-<p>A number is how many examples of the class (column) the client (row) holds; the darker, the larger the class's share.</p>
+<p>Examples of a class (column) that a client (row) holds; the darker, the larger the class's share.</p>
 <div><table><thead><tr><th>client</th>{head}<th>examples</th></tr></thead>
 <tbody>
 {rows}

@@ -11,7 +11,8 @@ from rich.text import Text
 from fedkeep.cli.console import duration, note, output, print_json, size, table
 from fedkeep.data import cohort_size
 from fedkeep.experiment import Config, Run
-from fedkeep.experiment.run import LAST
+from fedkeep.experiment.summary import LAST
+from fedkeep.report import text_summary
 
 
 def headline(config: Config) -> str:
@@ -65,6 +66,9 @@ def show(run: Run, as_json: bool) -> None:
         print_json(document(run))
         return
     console = output()
+    if run.directory:
+        text_summary([run.directory], console)
+        console.print()
     shown = table("what", "value")
     shown.show_header = False
     for label, value in rows(run):

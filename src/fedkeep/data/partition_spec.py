@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedkeep.calls import format_call, parse_call
 from fedkeep.data.partition_by_label import PRESETS, cluster_sizes, dirichlet, label_clusters, label_ratios, shards
 from fedkeep.data.partition_by_size import iid, natural, quantity_skew
 from fedkeep.data.partition_core import Partition, checked_alpha, checked_count
@@ -101,8 +101,7 @@ class PartitionSpec:
         object.__setattr__(self, "options", tuple(sorted(values.items())))
 
     def __str__(self) -> str:
-        inside = ", ".join(f"{key}={_text(value)}" for key, value in self.options)
-        return f"{self.name}({inside})" if inside else self.name
+        return format_call(self.name, dict(self.options))
 
     def with_option(self, key: str, value: Value) -> PartitionSpec:
         """The same partition with one option set or changed."""
@@ -138,23 +137,5 @@ def parse(spec: str) -> PartitionSpec:
     >>> parse("label_clusters(sizes=2:7, classes_per_cluster=2)").options
     (('classes_per_cluster', 2), ('sizes', '2:7'))
     """
-    match = re.fullmatch(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", spec)
-    if match is None:
-        raise ConfigError(f'partition "{spec}" cannot be read; write it like "dirichlet(alpha=0.1)" or "iid"')
-    name, inside = match.group(1), match.group(2) or ""
-    options: dict[str, Value] = {}
-    for item in inside.split(",") if inside.strip() else []:
-        key, equals, value = (part.strip() for part in item.partition("="))
-        if not (key and equals and value) or key in options:
-            reason = "is given twice" if key in options else "is not of the form key=value"
-            raise ConfigError(f'partition "{spec}": "{item.strip()}" {reason}; write it like "dirichlet(alpha=0.1)"')
-        options[key] = value
+    name, options = parse_call(spec, "partition")
     return PartitionSpec(name, tuple(options.items()))
-
-
-def _text(value: Value) -> str:
-    """The shortest text that reads back as the same value."""
-    if isinstance(value, float):
-        short = f"{value:g}"
-        return short if float(short) == value else repr(value)
-    return str(value)

@@ -6,28 +6,27 @@ for all, so two methods with the same seed differ by the method only.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import tomli_w
 
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.experiment.build import cores
-from fedkeep.experiment.config import VERSION, Config, read_toml
+from fedkeep.experiment.build import _load, cores, prepare, resolved
+from fedkeep.experiment.comparison_file import seeds_of, to_toml
+from fedkeep.experiment.config import Config
 from fedkeep.experiment.files import write_whole
 from fedkeep.experiment.jobs import Event, Job, Listener, run_jobs
-from fedkeep.experiment.run import NOTHING_RUN, STOPPED
+from fedkeep.experiment.run import STOPPED, _quiet_torch
 from fedkeep.experiment.rundir import RunDirectory
 from fedkeep.experiment.statistics import holm, mean_interval, paired_difference
 from fedkeep.experiment.summary import summarise
-from fedkeep.experiment.sweep import Arm, checked_sets, choose, grid, is_tuned, sensitivity, slug
+from fedkeep.experiment.sweep import Arm, checked_sets, choose, grid, is_tuned, sensitivity
 
+FOUND = "finished already"
 NUMBERS = ("final", "best", "rounds_to_target", "forgetting", "bytes_up", "bytes_down", "seconds", "validation")
 
 
@@ -51,7 +50,15 @@ class Comparison:
     @property
     def paths(self) -> list[Path]:
         """The directories of the finished runs."""
-        return [self.out / name for name in dict.fromkeys(self.frame["directory"])]
+        return self._paths(range(len(self.arms)))
+
+    @property
+    def chosen_paths(self) -> list[Path]:
+        """The directories of the runs with the settings chosen for their method; all, where there was no choice."""
+        return self._paths(self._chosen())
+
+    def _paths(self, places: Iterable[int]) -> list[Path]:
+        return list(dict.fromkeys(self.out / name for p in places for name in self._runs(p)["directory"]))
 
     @property
     def tuned(self) -> tuple[str, ...]:
@@ -149,14 +156,14 @@ def compare(
     """
     arms = grid(list(methods), checked_sets(sets or {}), base)
     numbers = seeds_of(seeds, base)
-    wanted: dict[str, Job] = {}
-    for seed in numbers:  # all methods of one seed first: what is there is paired
-        for arm in arms:
-            name = f"runs/{arm.folder}/seed-{seed}"
-            wanted[name] = Job(name.removeprefix("runs/"), replace(arm.config, seed=seed), out / name)
-    _check_folder(out, wanted)
-    at_once, workers = share_cores(len(wanted), jobs, base.workers, cores())
-    work = [replace(job, config=replace(job.config, workers=workers)) for job in wanted.values()]
+    wanted = _jobs(arms, numbers, out)
+    layouts = _check_folder(out, wanted)
+    there = [job for job in wanted if _is_finished(job)]
+    ahead = [job for job in wanted if job not in there]
+    _check_arms(ahead, layouts)
+    at_once, workers = share_cores(len(ahead), jobs, base.workers, cores())
+    if at_once > 1:
+        _load.cache_clear()  # each process loads its own
     write_whole(out / "comparison.toml", to_toml(methods, numbers, sets or {}, base).encode())
     failures: dict[str, str] = {}
     notes: list[str] = []
@@ -164,13 +171,21 @@ def compare(
     def hear(event: Event) -> None:
         if event.kind == "failed":
             failures[event.job.name] = event.text
-        notes.extend(f"{event.job.name}: {note}" for note in event.notes if not note.endswith(NOTHING_RUN))
+        notes.extend(f"{event.job.name}: {note}" for note in event.notes)
         if listen:
             listen(event)
 
-    run_jobs(work, at_once, hear)
+    for job in there:
+        hear(Event(job, "done", text=FOUND))
+    run_jobs([_settled(job, workers, layouts) for job in ahead], at_once, hear)
     frame = _frame(arms, numbers, out, failures)
     return Comparison(tuple(arms), numbers, base, out, frame, failures, tuple(notes))
+
+
+def _jobs(arms: Sequence[Arm], seeds: Sequence[int], out: Path) -> list[Job]:
+    """Every run once, all methods of one seed first: what is there when time runs out is paired."""
+    named = {f"{arm.folder}/seed-{seed}": replace(arm.config, seed=seed) for seed in seeds for arm in arms}
+    return [Job(name, config, out / "runs" / name) for name, config in named.items()]
 
 
 def _frame(arms: Sequence[Arm], seeds: Sequence[int], out: Path, failures: dict[str, str]) -> pd.DataFrame:
@@ -198,23 +213,6 @@ def _row(place: int, arm: Arm, seed: int, out: Path, failures: dict[str, str]) -
     return {**known, "seed": seed, "directory": f"runs/{name}", **summarise(table.to_pandas(), arm.config.target)}
 
 
-def seeds_of(seeds: int | Sequence[int], base: Config) -> tuple[int, ...]:
-    """The seeds of a comparison: a number of them, counted from the config's, or the list itself.
-
-    >>> seeds_of(3, Config(seed=5))
-    (5, 6, 7)
-    """
-    if isinstance(seeds, int) and not isinstance(seeds, bool):
-        if seeds < 1:
-            raise ConfigError(f"seeds={seeds} is too small; one seed gives numbers, two or more give intervals")
-        return tuple(range(base.seed, base.seed + seeds))
-    numbers = tuple(seeds) if isinstance(seeds, list | tuple) else ()
-    fits = numbers and all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in numbers)
-    if not fits or len(set(numbers)) < len(numbers):
-        raise ConfigError(f"seeds={seeds!r}: give a number of seeds, or a list of different seeds such as [0, 1, 2]")
-    return numbers
-
-
 def share_cores(runs: int, jobs: int, workers: int, available: int) -> tuple[int, int]:
     """How many runs at once, and how many workers each: never more than there are cores.
 
@@ -227,15 +225,16 @@ def share_cores(runs: int, jobs: int, workers: int, available: int) -> tuple[int
     return at_once, workers or max(1, available // at_once)
 
 
-def _check_folder(out: Path, wanted: Mapping[str, Job]) -> None:
-    """Refuse a folder that holds something else, before anything is run or written."""
+def _check_folder(out: Path, wanted: Collection[Job]) -> dict[str, str]:
+    """Refuse a folder that holds something else, before anything is run or written; the layouts used there so far."""
     if out.exists() and not out.is_dir():
         raise RunError(f"{out}: is a file; give a directory as --out")
     if out.is_dir() and not (out / "comparison.toml").exists():
         strange = sorted(path.name for path in out.iterdir() if path.name != "runs" and not path.name.endswith(".tmp"))
         if strange:
             raise RunError(f"{out}: holds other files ({strange[0]}, ...); choose an empty or new --out")
-    for job in wanted.values():
+    layouts: dict[str, str] = {}
+    for job in wanted:
         directory = RunDirectory(job.out)
         if directory.exists():
             try:
@@ -243,35 +242,37 @@ def _check_folder(out: Path, wanted: Mapping[str, Job]) -> None:
             except RunError:
                 continue  # damaged: named at the end, after the others have run
             directory.same_experiment(here, job.config)
+            layouts.setdefault(here.model, here.layout)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"{out}: cannot be made ({error.strerror}); choose another --out") from None
+    return layouts
 
 
-def to_toml(methods: Sequence[str], seeds: Sequence[int], sets: Mapping[str, Any], base: Config) -> str:
-    """A comparison as an experiment file."""
-    options = {key: value for key, value in asdict(base).items() if key not in ("method", "seed")}
-    table = {"version": VERSION, "methods": list(methods), "seeds": list(seeds), **options}
-    return tomli_w.dumps({**table, "set": {k: list(v) for k, v in checked_sets(sets).items()}} if sets else table)
+def _is_finished(job: Job) -> bool:
+    try:
+        return RunDirectory(job.out).outcome() is not None
+    except RunError:
+        return False  # damaged: running it says how
 
 
-def read_comparison(path: Path) -> dict[str, Any]:
-    """An experiment file of a comparison: methods, seeds and `set` beside the options of a run, all as written."""
-    table = read_toml(path, more=("methods", "seeds", "set"))
-    methods = table.get("methods", [table["method"]] if "method" in table else [])
-    if "methods" in table and "method" in table:
-        raise ConfigError(f"{path}: has both method and methods; keep methods")
-    if not isinstance(methods, list) or not methods or not all(isinstance(text, str) for text in methods):
-        raise ConfigError(f'{path}: methods={methods!r}; give a list of names such as ["fedavg", "fedavg+wsm"]')
-    if not isinstance(table.get("set", {}), dict):
-        raise ConfigError(f"{path}: set={table['set']!r}; write a table, [set] and under it lr = [0.01, 0.1]")
-    table.pop("method", None)
-    return {**table, "methods": methods}
+def _check_arms(wanted: Iterable[Job], layouts: dict[str, str]) -> None:
+    """Refuse what cannot run, before anything runs, and decide once for all runs of a model what `auto` means.
+
+    The layout of images changes rounding, so it must not depend on which run happened to measure it.
+    """
+    first: dict[Config, Job] = {}
+    for job in wanted:
+        if not job.out.exists():
+            first.setdefault(replace(job.config, seed=0), job)
+    with _quiet_torch():
+        for job in first.values():
+            prepared = prepare(job.config)
+            if job.config.model not in layouts:
+                layouts[job.config.model] = resolved(prepared).config.layout
 
 
-def default_out(base: Config) -> Path:
-    """Where a comparison lies when nobody says: by the data and everything that its runs share."""
-    shared = {key: value for key, value in base.identity().items() if key not in ("method", "seed")}
-    mark = hashlib.blake2b(json.dumps(shared).encode(), digest_size=4).hexdigest()
-    return Path("runs") / f"compare-{slug(Path(base.data).name)}-{mark}"
+def _settled(job: Job, workers: int, layouts: Mapping[str, str]) -> Job:
+    layout = layouts.get(job.config.model, "auto") if job.config.layout == "auto" else job.config.layout
+    return replace(job, config=replace(job.config, workers=workers, layout=layout))

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pandas as pd
 import torch
 
 from fedkeep.errors import ConfigError, RunError, nearest
 from fedkeep.experiment.about import about
-from fedkeep.experiment.build import Prepared, engine_for, label_table, prepare, resolved, simulation_of
+from fedkeep.experiment.build import engine_for, label_table, prepare, resolved, simulation_of
 from fedkeep.experiment.config import HINTS, Config
 from fedkeep.experiment.rundir import RunDirectory
 from fedkeep.experiment.summary import LAST as LAST
 from fedkeep.experiment.summary import summarise
 from fedkeep.experiment.tables import TABLES, History
 from fedkeep.grammar import name_of
-from fedkeep.method import Method
+from fedkeep.method import Memory, Method
 from fedkeep.rounds import NoUsableUpdate, ServerState
-from fedkeep.simulate import RoundRecord, Simulation
+from fedkeep.simulate import RoundRecord
 from fedkeep.tree import Params
 
 Listener = Callable[[RoundRecord], None]
@@ -106,7 +106,7 @@ def execute(
         try:
             if directory:
                 directory.open(config, lambda: about(command), label_table(prepared))
-            return _Execution(config, prepared, directory, listen).go()
+            return carry_out(config, simulation_of(prepared, engine_for(config)), directory, listen)
         finally:
             if directory:
                 directory.close()
@@ -124,13 +124,45 @@ def _quiet_torch() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+class Federation(Protocol):
+    """Anything that goes on round by round: a simulation, or a federation over a network."""
+
+    state: ServerState
+    memories: MutableMapping[int, Memory]
+
+    def step(self) -> RoundRecord: ...
+
+    def close(self) -> None: ...
+
+
+def carry_out(
+    config: Config,
+    federation: Federation,
+    directory: RunDirectory | None,
+    listen: Listener | None = None,
+    remarks: Callable[[], dict[str, Any]] = dict,
+) -> Run:
+    """Let a federation go on to its last round, from the last checkpoint of an open directory where there is one.
+
+    `remarks` are added to what the directory says of the outcome.
+    """
+    return _Execution(config, federation, directory, listen, remarks).go()
+
+
 class _Execution:
     """One run under way."""
 
-    def __init__(self, config: Config, prepared: Prepared, directory: RunDirectory | None, listen: Listener | None):
-        self.config, self.directory, self.listen = config, directory, listen
+    def __init__(
+        self,
+        config: Config,
+        federation: Federation,
+        directory: RunDirectory | None,
+        listen: Listener | None,
+        remarks: Callable[[], dict[str, Any]],
+    ) -> None:
+        self.config, self.directory, self.listen, self.remarks = config, directory, listen, remarks
         self.history, self.unsaved = History(), History()
-        self.simulation = simulation_of(prepared, engine_for(config))
+        self.simulation = federation
         state = self.simulation.state
         self.best: tuple[Params, Params] = (state.params, state.buffers)
         self.best_score = -math.inf
@@ -151,7 +183,7 @@ class _Execution:
             self._save()
             raise
         finally:
-            simulation.engine.close()
+            simulation.close()
         self._finish("finished")
         state, path = simulation.state, self.directory and self.directory.path
         notes = self.directory.notes if self.directory else []
@@ -160,7 +192,8 @@ class _Execution:
     def _round(self) -> None:
         record = self._step()
         self.history.add(record)
-        if record.validation_accuracy > self.best_score:  # the test data chooses nothing
+        # the test data chooses nothing; where nothing is held out (nan), the newest is the best
+        if not record.validation_accuracy <= self.best_score:
             self.best_score = record.validation_accuracy
             self.best = (self.simulation.state.params, self.simulation.state.buffers)
         self.unsaved.add(record)
@@ -220,11 +253,11 @@ class _Execution:
     def _finish(self, outcome: str) -> None:
         if self.directory:
             state = self.simulation.state
-            how = {"outcome": outcome, "round": state.round}
+            how = {"outcome": outcome, "round": state.round, **self.remarks()}
             self.directory.finish(how, self.history.tables(), (state.params, state.buffers), self.best)
 
 
-def freeze(simulation: Simulation) -> dict[str, Any]:
+def freeze(simulation: Federation) -> dict[str, Any]:
     """All that a simulation carries from round to round, as one nesting of tensors."""
     state = simulation.state
     return {
@@ -236,7 +269,7 @@ def freeze(simulation: Simulation) -> dict[str, Any]:
     }
 
 
-def thaw(simulation: Simulation, state: dict[str, Any], round: int) -> None:
+def thaw(simulation: Federation, state: dict[str, Any], round: int) -> None:
     """Put a simulation where `freeze` found it."""
     simulation.state = ServerState(state["params"], state["buffers"], state["slots"], state["optimizer"], round)
     simulation.memories.clear()

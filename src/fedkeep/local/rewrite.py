@@ -175,6 +175,12 @@ def _emit(graph: fx.Graph, old: Node, new: Node, form: Linear) -> Node:
     value, own = old, form.own
     products = [(f, t) for f, t in form.terms if _is(t, aten.mm.default) and set(t.users) <= form.inner | {new}]
     others = [(f, t) for f, t in form.terms if (f, t) not in products]
+    for factor, term in others:
+        pulled = _emit_pull(graph, value, factor, term, form, new)
+        if pulled is not None:
+            value = pulled
+            others.remove((factor, term))
+            break
     for factor, product in products:
         a, b = product.args
         value = graph.call_function(_add_product, (value, a, b), {"beta": own, "alpha": factor})
@@ -184,6 +190,23 @@ def _emit(graph: fx.Graph, old: Node, new: Node, form: Linear) -> Node:
     for factor, term in others:
         value = _emit_term(graph, value, factor, term, form, new)
     return value
+
+
+def _emit_pull(graph: fx.Graph, value: Node, factor: float, term: Node, form: Linear, new: Node) -> Node | None:
+    """old - rate * (old - anchor) in one pass: lerp(old, anchor, rate)."""
+    if abs(factor + 1) > 1e-9 or form.own != 1.0 or not (_is(term, aten.mul.Tensor) and _tensors(term)):
+        return None
+    rate, way = term.args
+    if not (_is(way, aten.sub.Tensor) and way.args[0] is value and len(way.args) == 2 and not way.kwargs):
+        return None
+    alone = set(term.users) <= form.inner | {new} and set(way.users) == {term}
+    if not alone or not all(_same_shape(one, value) for one in (rate, way.args[1])):
+        return None
+    return graph.call_function(_move_towards, (value, way.args[1], rate))
+
+
+def _move_towards(w: Tensor, anchor: Tensor, rate: Tensor) -> Tensor:
+    return torch.lerp(w, anchor, rate, out=w)
 
 
 def _emit_term(graph: fx.Graph, value: Node, factor: float, term: Node, form: Linear, new: Node) -> Node:

@@ -78,7 +78,8 @@ class StepRecipe:
 
         of_loss, buffers = gradient(loss_of, state.w)
         total = of_loss
-        contexts = {m.name: StepContext(constants.start, constants.mechanisms[m.name]) for m in self.mechanisms}
+        lr = self.optimizer.lr
+        contexts = {m.name: StepContext(constants.start, constants.mechanisms[m.name], lr) for m in self.mechanisms}
         for mechanism in self.mechanisms:
             correction = mechanism.correction(state.w, contexts[mechanism.name])
             if correction is not None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from fedkeep.errors import ConfigError
 from fedkeep.method import Finish, LocalContext, Mechanism
-from fedkeep.tree import Params, Slots, add_scaled, map_, scale, sub
+from fedkeep.tree import Params, Slots, add_scaled, map_, mul, scale, sub
 
 
 def check_options(name: str, lam: float, gamma: float) -> None:
@@ -19,17 +17,18 @@ def check_options(name: str, lam: float, gamma: float) -> None:
         raise ConfigError(f"{name}(gamma={gamma}): gamma is the share of the old importance; choose it in [0, 1)")
 
 
-def penalty_strength(importance: Params, lam: float, lr: float, explicit: bool) -> Params:
-    """What multiplies (w - w_t): lam F, or the semi-implicit lam F / (1 + lr lam F)."""
+def penalty_rate(importance: Params, lam: float, lr: float, explicit: bool) -> Params:
+    """The share of the way back to w_t that one step takes: lr lam F, or the semi-implicit lr lam F / (1 + lr lam F)."""
+    rate = scale(importance, lr * lam)
     if not explicit:
-        return map_(lambda f: lam * f / (1 + lr * lam * f), importance)
-    largest = lr * lam * max(float(f.max()) for f in importance.values())
+        return map_(lambda r: r / (1 + r), rate)
+    largest = max(float(r.max()) for r in rate.values())
     if largest >= 2:
         raise ConfigError(
             f"ewc(lam={lam:g}, explicit=true) with lr {lr:g}: lr*lam*max(F) = {largest:.3g} >= 2, so every step would "
             "overshoot and the model diverge; lower lam or lr, or leave explicit away (semi-implicit, always stable)"
         )
-    return scale(importance, lam)
+    return rate
 
 
 @dataclass(frozen=True)
@@ -62,12 +61,12 @@ class EWC(Mechanism):
     def prepare(self, ctx: LocalContext) -> Slots:
         if not ctx.server or not self.lam:
             return {}
-        return {"strength": penalty_strength(ctx.server["importance"], self.lam, ctx.lr, self.explicit)}
+        return {"rate": penalty_rate(ctx.server["importance"], self.lam, ctx.lr, self.explicit)}
 
     def correction(self, w, ctx):
         if not ctx.constants:
             return None
-        return map_(torch.mul, ctx.constants["strength"], sub(w, ctx.start))
+        return scale(mul(ctx.constants["rate"], sub(w, ctx.start)), 1 / ctx.lr)
 
     def client_end(self, ctx, result):
         fisher = result.fisher()

@@ -29,7 +29,7 @@ class Scaffold(Mechanism):
     uploads = ("dc",)
 
     def check(self, plan):
-        if plan.optimizer.term() != type(plan.optimizer)(lr=plan.optimizer.lr).term() or plan.optimizer.name != "sgd":
+        if plan.optimizer.name != "sgd" or plan.optimizer.options().keys() != {"lr"}:
             warnings.warn(
                 f"scaffold is derived for plain SGD; with {plan.optimizer.term()} its control variates are only an "
                 "approximation",

@@ -12,6 +12,7 @@ from fedkeep.papers.recipe import Number
 
 DECIMALS = {"percent": 2, "share": 3, "count": 0, "plain": 3}
 FACTORS = {"percent": 100.0}
+NOTHING = "\N{EN DASH}"
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Cell:
         if self.text:
             return self.text
         if not found.count:
-            return "never" if self.never is not None and self.values else "–"
+            return "never" if self.never is not None and self.values else NOTHING
         decimals = DECIMALS[self.unit]
         often = f" ({found.count} of {len(self.values)} seeds)" if self.never is not None and found.missing else ""
         half = found.half_width
@@ -60,7 +61,7 @@ class Cell:
     def theirs(self) -> str:
         """The paper's number with its spread."""
         if self.paper.value is None:
-            return self.paper.text or "–"
+            return self.paper.text or NOTHING
         decimals = DECIMALS[self.unit]
         spread = "" if self.paper.spread is None else f" ± {self.paper.spread:.{decimals}f}"
         return number(self.paper.value, decimals) + spread

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from fedkeep.experiment.config import Config
 from fedkeep.papers.recipe import SCALES, Column, Line, Recipe, Scale
 from fedkeep.papers.shrink import shrunk_name
 
-OF_A_COLUMN = tuple(item.name for item in fields(Column) if item.name in ("at", "target", "reading", "also"))
+OF_A_COLUMN = ("at", "target", "reading", "also")
+NO_OPTIONS = (*OF_A_COLUMN, "shrink")  # of what a scale may change in a column
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,14 @@ class Plan:
     scale_name: str
     seeds: tuple[int, ...]
     rows: tuple[Row, ...]
-    places: tuple[Place, ...]
+    all_places: tuple[Place, ...]
     arms: tuple[Arm, ...]
     skipped: Mapping[str, str]  # column -> why
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """The columns that can be run."""
+        return tuple(place for place in self.all_places if place.name not in self.skipped)
 
     @property
     def scale(self) -> Scale:
@@ -104,13 +110,14 @@ def plan(recipe: Recipe, scale_name: str, seeds: int | None, root: Path | None, 
         if why := _why_not(place, {arm.config.data for arm in made}, root, only):
             skipped[place.name] = why
         else:
-            arms += [replace(arm, config=_with_data(arm.config, scale, root)) for arm in made]
+            shrink = scale.columns.get(place.column.label, {}).get("shrink", scale.shrink)
+            arms += [replace(arm, config=_with_data(arm.config, shrink, root)) for arm in made]
     return Plan(
         recipe=recipe,
         scale_name=scale_name,
         seeds=tuple(range(number)),
         rows=tuple(row for row, _, _ in lines),
-        places=tuple(place for place in places if place.name not in skipped),
+        all_places=tuple(places),
         arms=tuple(arms),
         skipped=skipped,
     )
@@ -159,11 +166,12 @@ def _arm(
 ) -> Arm:
     scale, column = recipe.scales[scale_name], place.column
     settings: dict[str, Any] = {**recipe.scales["paper"].settings, **column.settings, **line.settings}
+    settings |= line.columns.get(column.label, {})
     paper_rounds = int({**settings, **dict(place.swept), **dict(swept)}["rounds"])
     if scale_name != "paper":
         changes = scale.columns.get(column.label, {})
         settings |= scale.settings
-        settings |= {key: value for key, value in changes.items() if key not in OF_A_COLUMN}
+        settings |= {key: value for key, value in changes.items() if key not in NO_OPTIONS}
         settings |= scale.lines.get(line.label, {})
     settings |= dict(place.swept) | dict(swept)
     settings["method"] = line.method.format(**column.words)
@@ -175,8 +183,8 @@ def _arm(
     return Arm(row, place, config, paper_rounds)
 
 
-def _with_data(config: Config, scale: Scale, root: Path | None) -> Config:
+def _with_data(config: Config, shrink: Mapping[str, int], root: Path | None) -> Config:
     """The config with its data where it lies; shrunk data lies beside the runs, see `store`."""
-    if scale.shrink and config.data != "digits":
-        return replace(config, data=shrunk_name(config.data, scale.shrink), limit=0)
+    if shrink and config.data != "digits":
+        return replace(config, data=shrunk_name(config.data, shrink), limit=0)
     return replace(config, data_root=str(root) if root else "")

@@ -1,15 +1,15 @@
 """One number of a run.
 
-    final        mean of the last rounds that were judged (`last` of them; single rounds swing)
-    last         the last round
-    top, mean    the best round; the mean over all rounds
-    at, until    accuracy at a chosen round; the mean of the rounds up to it
-    rounds       rounds until the target accuracy is first reached; nan where it never is
-    loss         mean loss of the last rounds
-    forgetting   mean forgetting of the last rounds (WSM paper, Eq. 5 and 6)
-    change, drop standard deviation of the round-to-round change of accuracy, and the largest drop
-    loss_change  standard deviation of the round-to-round change of the loss
-    validation   mean accuracy of the last rounds on what clients hold out
+final        mean of the last rounds that were judged (`last` of them; single rounds swing)
+last         the last round
+top, mean    the best round; the mean over all rounds
+at, until    accuracy at a chosen round; the mean of the rounds up to it
+rounds       rounds until the target accuracy is first reached; nan where it never is
+loss         mean loss of the last rounds
+forgetting   mean forgetting of the last rounds (WSM paper, Eq. 5 and 6)
+change, drop standard deviation of the round-to-round change of accuracy, and the largest drop
+loss_change  standard deviation of the round-to-round change of the loss
+validation   mean accuracy of the last rounds on what clients hold out
 """
 
 from __future__ import annotations

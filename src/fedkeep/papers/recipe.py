@@ -1,6 +1,6 @@
 """A recipe: one table or figure of a paper, as a small TOML file.
 
-    paper, item, title, where, claim     what it is, where it stands, what the paper says with it
+    name, title, where, claim            what it is, where it stands, what the paper says with it
     kind                                 how it is laid out and drawn, see KINDS
     unit, reading, also, last, rounds    what is read from a run, see `readings`
     [[lines]]                            the rows: label, method, and the options that belong to it
@@ -47,6 +47,7 @@ class Line:
     method: str = "fedavg"
     settings: Settings = field(default_factory=dict)
     sweep: Mapping[str, list[Any]] = field(default_factory=dict)
+    columns: Mapping[str, Settings] = field(default_factory=dict)  # settings that hold in single columns
     beside: bool = False  # ours, not in the paper
 
 
@@ -77,8 +78,10 @@ class Scale:
     settings: Settings = field(default_factory=dict)
     reduced: str = ""  # what was made smaller, in words
     sweep: Mapping[str, list[Any]] = field(default_factory=dict)  # in place of the paper's values
-    shrink: Mapping[str, int] = field(default_factory=dict)  # smaller data: train, test, halve
-    columns: Mapping[str, Settings] = field(default_factory=dict)  # changes to single columns
+    shrink: Mapping[str, int] = field(default_factory=dict)  # smaller data, see `shrink`
+    columns: Mapping[str, Settings] = field(
+        default_factory=dict
+    )  # changes to single columns, be it of `shrink` or `at`
     lines: Mapping[str, Settings] = field(default_factory=dict)
     last: int = 0
 
@@ -178,11 +181,14 @@ def parse(text: str, where: str) -> Recipe:
         "numbers": _numbers(table.pop("numbers", {}), where),
         "scales": scales,
     }
+    table["paper"], _, table["item"] = str(table.pop("name", "")).partition("/")
     plain = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
     recipe = _made(Recipe, plain | parts, where)
     for key, known in (("kind", KINDS), ("unit", UNITS), ("paper", PAPERS)):
         if getattr(recipe, key) not in known:
-            raise ConfigError(f'{where}: {key} "{getattr(recipe, key)}" is unknown: {nearest(getattr(recipe, key), known)}')
+            raise ConfigError(
+                f'{where}: {key} "{getattr(recipe, key)}" is unknown: {nearest(getattr(recipe, key), known)}'
+            )
     return recipe
 
 

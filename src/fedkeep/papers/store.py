@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,11 @@ from fedkeep.papers.expand import Arm
 from fedkeep.papers.shrink import write_shrunk
 
 Listener = Callable[[Event], None]
+
+
+@lru_cache(maxsize=8)
+def _test_labels(data: str, root: str) -> np.ndarray:
+    return load(data, root or None).test_y.numpy()
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +64,7 @@ class Finished:
     @cached_property
     def held_share(self) -> float:
         """The share of the test examples whose class some client holds."""
-        labels = load(self.config.data, self.config.data_root or None).test_y.numpy()
+        labels = _test_labels(self.config.data, self.config.data_root)
         return float(np.isin(labels, np.flatnonzero(self.holdings.sum(0))).mean())
 
     def _table(self, name: str) -> pd.DataFrame:

@@ -54,7 +54,11 @@ def heatmaps(report: Report) -> dict[str, list[Variant]]:
     found = {}
     for number, series in enumerate(report.series):
         run = next((run for run in series.runs if run.pairs is not None), None)
-        first = matrix(run, int(run.pairs["round"].max())) if run is not None and run.pairs is not None else None
+        first = (
+            matrix(run, int(np.asarray(run.pairs["round"]).max()))
+            if run is not None and run.pairs is not None
+            else None
+        )
         if run is None or first is None or not rounds:
             continue
         for what in ("forgetting", "accuracy"):
@@ -96,9 +100,7 @@ def partitions(report: Report) -> list[tuple[str, Holders]]:
 
 def partition_variants(found: Sequence[tuple[str, Holders]]) -> list[Variant]:
     """Who holds which label, one map per partition."""
-    return [
-        variant(name, partition_map(held), held.skew().describe() + ".") for name, held in found[:MOST_PARTITIONS]
-    ]
+    return [variant(name, partition_map(held), held.skew().describe() + ".") for name, held in found[:MOST_PARTITIONS]]
 
 
 def by_class(report: Report) -> dict[str, list[Variant]]:

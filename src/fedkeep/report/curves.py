@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from fedkeep.experiment.run import LAST
+from fedkeep.experiment.summary import LAST
 from fedkeep.report.load import RunData
 from fedkeep.report.series import Series
 
@@ -105,7 +105,8 @@ class Band:
 
 def band(series: Series, column: str) -> Band:
     """A metric of a series over rounds; nan where it was not recorded."""
-    return over_seeds([_curve(run, column) for run in series.runs])
+    curves = [_curve(run, column) for run in series.runs]
+    return over_seeds([pd.Series(values, index=rounds) for rounds, values in curves])
 
 
 def over_seeds(curves: list[pd.Series]) -> Band:
@@ -116,10 +117,13 @@ def over_seeds(curves: list[pd.Series]) -> Band:
     return Band(*(np.asarray(value) for value in values), seeds=len(curves))
 
 
-def _curve(run: RunData, column: str) -> pd.Series:
-    values = run.rounds[column] if column in run.rounds else pd.Series(np.nan, index=run.rounds.index)
-    finite = values.astype(float).replace([np.inf, -np.inf], np.nan)
-    return pd.Series(finite.to_numpy(), index=run.rounds["round"].to_numpy()).groupby(level=0).last()
+def _curve(run: RunData, column: str) -> tuple[np.ndarray, np.ndarray]:
+    """The rounds of a run, and a metric in each; nan where it was not recorded or is not finite."""
+    rounds, first = np.unique(np.asarray(run.rounds["round"]), return_index=True)
+    if column not in run.rounds:
+        return rounds, np.full(len(rounds), np.nan)
+    values = np.asarray(run.rounds[column], dtype=float)[first]
+    return rounds, np.where(np.isfinite(values), values, np.nan)
 
 
 @dataclass(frozen=True)
@@ -149,12 +153,13 @@ def at_end(series: Series, column: str, until: int | None = None) -> PerSeed:
     """The mean of a metric over the last ten rounds (up to `until`), per seed; single rounds swing."""
     found = {}
     for run in series.complete:
-        curve = _curve(run, column)
-        curve = curve[curve.index <= until] if until is not None else curve
-        tail = curve.tail(LAST).dropna()
-        tail = tail if len(tail) else curve.dropna().tail(1)  # judged less often than that
-        if len(tail):
-            found[run.seed] = float(tail.mean())
+        rounds, values = _curve(run, column)
+        values = values if until is None else values[rounds <= until]
+        late, known = values[-LAST:], values[~np.isnan(values)]
+        late = late[~np.isnan(late)]
+        late = late if len(late) else known[-1:]  # judged less often than that
+        if len(late):
+            found[run.seed] = float(late.mean())
     return PerSeed(found)
 
 

@@ -117,9 +117,10 @@ def _over_rounds(name: str) -> Callable[[Report, int | None], go.Figure]:
 
 
 def _forgettable(report: Report, round: int | None) -> go.Figure:
-    if len(report.series) > 1:
+    first, *others = report.series
+    if others:
         return _over_rounds("forgettable")(report, round)
-    found = first_forgettable(report.series[0])
+    found = first_forgettable(first)
     if found is None:
         raise RunError(f"forgettable examples were {HOW_TO_RECORD}")
     return ready_for_paper(forgettable_map(found, colorbar=True), "Forgettable examples per client (★ minority)")

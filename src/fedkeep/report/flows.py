@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from fedkeep.experiment.run import LAST
+from fedkeep.experiment.summary import LAST
 from fedkeep.report.curves import at_end
 from fedkeep.report.load import RunData
 from fedkeep.report.series import Series
@@ -52,7 +53,7 @@ def classes(series: Series) -> Classes | None:
     known = [table for table in tables if table is not None]
     if not known:
         return None
-    mean = pd.concat(known).groupby(level=0).mean()
+    mean: Any = pd.concat(known).groupby(level=0).mean()
     return Classes(labels=mean.index.to_numpy(), **{name: mean[name].to_numpy() for name in mean.columns})
 
 
@@ -83,7 +84,8 @@ def most_forgotten_data(run: RunData) -> tuple[int, float] | None:
     if run.clients is None or column not in run.clients:
         return None
     late = run.clients[run.clients["round"] > run.last_round - LAST]
-    means = late.groupby("client")[column].mean().dropna()
+    means: Any = late.groupby("client")[column].mean()
+    means = means.dropna()
     return (int(means.idxmax()), float(means.max())) if len(means) else None
 
 

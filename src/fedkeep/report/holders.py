@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -82,7 +83,9 @@ def holders(run: RunData) -> Holders | None:
     if run.partition is None or run.partition.empty:
         return None
     table = run.partition.pivot_table(index="client", columns="class", values="train", aggfunc="sum", fill_value=0)
-    held = run.partition.groupby("client")["held_out"].sum() if "held_out" in run.partition else table.sum(axis=1) * 0
+    held: Any = (
+        run.partition.groupby("client")["held_out"].sum() if "held_out" in run.partition else table.sum(axis=1) * 0
+    )
     clients, labels = table.index.to_numpy(), table.columns.to_numpy()
     return Holders(clients, labels, table.to_numpy().astype(np.int64), held.loc[clients].to_numpy())
 
@@ -127,7 +130,7 @@ def forgettable(run: RunData, bins: int = BINS) -> Forgettable | None:
     everyone = np.unique(run.clients["client"])
     table = table.reindex(index=everyone, columns=range(len(ends)))
     half = known[known["round"] * 2 > run.last_round]
-    late = half.groupby("client")["forgettable"].mean().reindex(everyone)
+    late: Any = half.groupby("client")["forgettable"].mean()
     facts = _facts(run, everyone)
     order = np.lexsort((everyone, facts["majority"], ~facts["minority"]))
     return Forgettable(
@@ -137,7 +140,7 @@ def forgettable(run: RunData, bins: int = BINS) -> Forgettable | None:
         sizes=facts["sizes"][order],
         rounds=ends,
         counts=table.to_numpy(dtype=float)[order],
-        late=late.to_numpy(dtype=float)[order],
+        late=late.reindex(everyone).to_numpy(dtype=float)[order],
     )
 
 

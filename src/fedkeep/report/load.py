@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from fedkeep.errors import FedKeepError, RunError
 from fedkeep.experiment.files import read_sums
@@ -53,7 +52,7 @@ class RunData:
 
     @property
     def last_round(self) -> int:
-        return int(self.rounds["round"].max())
+        return int(np.asarray(self.rounds["round"]).max())
 
 
 def load_runs(
@@ -91,7 +90,7 @@ def read_run(path: Path) -> RunData:
     if "round" not in frame or frame.empty:
         why = _about_it(path, [*notes, *directory.notes]) or ["no round is recorded yet"]
         raise RunError(f"{path}: nothing to show ({'; '.join(why)}); let the run go on, or repeat it")
-    status = _status(directory, int(frame["round"].max()), options, notes)
+    status = _status(directory, int(np.asarray(frame["round"]).max()), options, notes)
     run = RunData(
         path=path,
         options=options,
@@ -120,7 +119,8 @@ def with_pairs(run: RunData, rounds: Sequence[int] | np.ndarray) -> RunData:
     known = _about_it(run.path, [*run.notes, *notes, *directory.notes])
     if table is None or not set(PAIRS) <= set(table.column_names):
         return replace(run, notes=known)
-    kept = table.select(PAIRS).filter(pc.is_in(table["round"], pa.array(np.asarray(rounds, dtype=np.int64))))
+    wanted = np.isin(table["round"].to_numpy(), np.asarray(rounds))
+    kept = table.select(PAIRS).filter(pa.array(wanted))
     return replace(run, pairs=kept.to_pandas(), notes=known)
 
 

@@ -50,7 +50,9 @@ def heatmap(found: Matrix, what: str, majority: Mapping[int, int], colorbar: boo
 
 def heatmap_sheet(rows: Sequence[tuple[str, Matrix, Mapping[int, int]]]) -> go.Figure:
     """Forgetting beside accuracy after local training, a row per series, with colour bars: a figure for a paper."""
-    titles = [f"{escape(label)}: {what}" for label, _, _ in rows for what in ("forgetting F", "accuracy after training")]
+    titles = [
+        f"{escape(label)}: {what}" for label, _, _ in rows for what in ("forgetting F", "accuracy after training")
+    ]
     gap = 0.25 / len(rows)
     sheet = make_subplots(len(rows), 2, subplot_titles=titles, horizontal_spacing=0.2, vertical_spacing=gap)
     sheet.update_layout(layout(height=80 + 380 * len(rows), plot_bgcolor=EMPTY, width=980))

@@ -50,15 +50,15 @@ def matrix(run: RunData, round: int, side: int = SIDE, majority: Mapping[int, in
     if rows.empty:
         return None
     majority = majority_of(run) if majority is None else majority
-    models = _sorted(rows["model"].unique(), majority)
-    outside = _sorted(rows.loc[~rows["data_in_cohort"], "data"].unique(), majority)
+    models = _sorted(np.unique(rows["model"]), majority)
+    outside = _sorted(np.unique(rows.loc[~rows["data_in_cohort"], "data"]), majority)
     thin = spread(models, side)
     data = np.concatenate([thin, spread(outside, side - len(thin))])
-    row, column = _places(rows["model"], thin), _places(rows["data"], data)
+    row, column = _places(np.asarray(rows["model"]), thin), _places(np.asarray(rows["data"]), data)
     shown = (row >= 0) & (column >= 0)
     local, before = np.full((len(thin), len(data)), np.nan), np.full(len(data), np.nan)
-    local[row[shown], column[shown]] = rows["accuracy_local"].to_numpy(float)[shown]
-    before[column[shown]] = rows["accuracy_before"].to_numpy(float)[shown]
+    local[row[shown], column[shown]] = np.asarray(rows["accuracy_local"], float)[shown]
+    before[column[shown]] = np.asarray(rows["accuracy_before"], float)[shown]
     return Matrix(round, thin, data, before, local, len(models) + len(outside) - len(data))
 
 
@@ -69,12 +69,12 @@ def matrices(run: RunData, rounds: Sequence[int], side: int = SIDE) -> list[Matr
     return [one for one in found if one is not None]
 
 
-def _places(clients: pd.Series, among: np.ndarray) -> np.ndarray:
+def _places(clients: np.ndarray, among: np.ndarray) -> np.ndarray:
     """The position of each client in `among`, -1 for none."""
     return pd.Index(among).get_indexer(pd.Index(clients))
 
 
-def _sorted(clients: np.ndarray, majority: dict[int, int]) -> np.ndarray:
+def _sorted(clients: np.ndarray, majority: Mapping[int, int]) -> np.ndarray:
     return np.array(sorted(clients.tolist(), key=lambda k: (majority.get(k, -1), k)), dtype=np.int64)
 
 

@@ -16,8 +16,9 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 from plotly.offline import get_plotlyjs
 
+from fedkeep.errors import RunError
 from fedkeep.experiment.files import cannot_write, write_whole
-from fedkeep.experiment.run import LAST
+from fedkeep.experiment.summary import LAST
 from fedkeep.report import sections
 from fedkeep.report.cards import MOST_PARTITIONS, all_cards, partitions, pen_list
 from fedkeep.report.holders import MINORITY_RULE, holders
@@ -37,8 +38,14 @@ FLOW_COLOURS = (
 
 def write_report(paths: Iterable[str | Path], out: str | Path = "report.html") -> Path:
     """Write the report of one or more run directories as one HTML file, and return its path."""
+    return save(page(load_report(paths)), out)
+
+
+def save(text: str, out: str | Path) -> Path:
+    """Write a page, whole or not at all."""
     target = Path(out)
-    text = page(load_report(paths))
+    if target.is_dir():
+        raise RunError(f"{target}: is a directory; give the name of a file, e.g. {target / 'report.html'}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -123,7 +130,9 @@ def _plain(value: Any) -> Any:
 def _experiment(report: Report) -> str:
     """The experiment in a few words: what all runs have in common."""
     options = [run.options for run in report.runs]
-    same = [str(options[0][key]) for key in ("data", "partition", "model") if len({str(o.get(key)) for o in options}) == 1]
+    same = [
+        str(options[0][key]) for key in ("data", "partition", "model") if len({str(o.get(key)) for o in options}) == 1
+    ]
     return ", ".join(same) or "several experiments"
 
 

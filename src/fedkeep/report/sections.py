@@ -16,7 +16,7 @@ from fedkeep.report.curves import PerSeed, at_end
 from fedkeep.report.flows import LEDGER, ledger
 from fedkeep.report.series import Report, Series
 
-DASH = "–"
+DASH = "\N{EN DASH}"
 
 
 def glance(report: Report) -> list[dict[str, Any]]:
@@ -128,7 +128,7 @@ def _mean_over(series: Series, column: str) -> float:
 
 
 def _times(value: float, base: float) -> str:
-    return f"{value / base:.2f} ×" if base > 0 and math.isfinite(value) else DASH
+    return f"{value / base:.2f} \N{MULTIPLICATION SIGN}" if base > 0 and math.isfinite(value) else DASH
 
 
 def run_rows(report: Report) -> list[dict[str, Any]]:

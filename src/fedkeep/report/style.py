@@ -87,7 +87,8 @@ def layout(**more: Any) -> go.Layout:
 def ready_for_paper(figure: go.Figure, title: str = "") -> go.Figure:
     """A figure that stands alone: white ground, a legend where there are several lines, room for a title."""
     made = go.Figure(figure)
-    named = {trace.name for trace in made.data if getattr(trace, "showlegend", None) is not False and trace.name}
+    traces: Any = made.data
+    named = {trace.name for trace in traces if getattr(trace, "showlegend", None) is not False and trace.name}
     several = len(named) > 1
     top = 16 + 30 * bool(title) + 36 * several
     made.update_layout(
@@ -96,6 +97,15 @@ def ready_for_paper(figure: go.Figure, title: str = "") -> go.Figure:
         showlegend=several,
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
         margin={"l": 64, "r": 24, "t": max(top, 32), "b": 56},
-        title={"text": title, "x": 0, "xref": "paper", "font": {"size": 14}, "yref": "container", "y": 1, "yanchor": "top", "pad": {"t": 10}},
+        title={
+            "text": title,
+            "x": 0,
+            "xref": "paper",
+            "font": {"size": 14},
+            "yref": "container",
+            "y": 1,
+            "yanchor": "top",
+            "pad": {"t": 10},
+        },
     )
     return made

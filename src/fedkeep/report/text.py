@@ -81,7 +81,9 @@ def _heatmaps(report: Report) -> list[RenderableType]:
 
 def _last(series: Series) -> Matrix | None:
     run = next((run for run in series.complete if run.pairs is not None and len(run.pairs)), None)
-    return None if run is None or run.pairs is None else matrix(run, int(run.pairs["round"].max()), side=SIDE)
+    return (
+        None if run is None or run.pairs is None else matrix(run, int(np.asarray(run.pairs["round"]).max()), side=SIDE)
+    )
 
 
 def heatmap(title: str, found: Matrix) -> Table:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedkeep.experiment.run import LAST
+from fedkeep.experiment.summary import LAST
 from fedkeep.report.compare import Comparison, caveat, compare, helps
 from fedkeep.report.curves import PerSeed, at_end
 from fedkeep.report.flows import classes, ledger, most_forgotten_data

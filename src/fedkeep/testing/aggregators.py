@@ -103,7 +103,7 @@ def _check_identities(aggregator: Aggregator, updates: Sequence[Update], result:
     facts = replace(first.facts, client=6, examples=1000, finite=False)
     lost = Update(facts, scale(first.delta, math.nan), scale(first.buffers, 1.0), first.uploads)
     found = aggregate(aggregator, [*updates[:3], lost, *updates[3:]])
-    require(same(found, result, 1e-6), f"{who}: a client that is not finite still counts; use the updates given alone")
+    require(same(found, result, 1e-4), f"{who}: a client that is not finite still counts; use the updates given alone")
 
 
 def cohort(needs: str | None) -> list[Update]:
@@ -136,8 +136,10 @@ def aggregate(aggregator: Aggregator, updates: Sequence[Update], cuts: Sequence[
         answers = _answers(type(aggregator).__name__, probe) if probe else None
         new = rounds.server_round(method, state, bundle, CLIENTS, answers)
         weights = aggregator.weights([update for update in updates if update.facts.finite], answers)
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        hint = "name in `needs` what a mechanism must upload, and go by the names of the deltas"
+    except AssertionError:
+        raise
+    except Exception as error:
+        hint = "give a weight per client, go by the names of the deltas, name in `needs` what a mechanism must upload"
         raise AssertionError(f"{type(aggregator).__name__} raised {type(error).__name__}: {error}; {hint}") from error
     return Aggregated(new.params, new.buffers, list(weights))
 

@@ -1,0 +1,191 @@
+"""Messages out, replies in, failures named.
+
+Flower's own `send_and_receive` waits in steps of seconds and loses a whole batch to one reply that cannot be read. Here
+replies are fetched one by one, with short pauses, and whatever goes wrong is put down to the client it belongs to.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import httpx
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedkeep.deploy import messages
+from fedkeep.deploy.messages import Greeting
+from fedkeep.deploy.wire import WireError, shown, size_of
+
+PAUSE = 0.2  # seconds between two looks for replies
+LOOKS = 25  # replies looked for between two pauses
+REASONS = {
+    1: "its app could not be loaded",
+    2: "its app raised an error",
+    3: "its message expired",
+    4: "its reply was lost",
+    5: "its node is not reachable",
+    7: "its app bundle was refused",
+    8: "its app crashed",
+}
+Read = Callable[[int, RecordDict], object]
+
+
+@dataclass(frozen=True)
+class Replies:
+    """What came back in one phase: what was read of each client's reply, and why others have none."""
+
+    found: dict[int, object]
+    missing: dict[int, str] = field(default_factory=dict)  # no reply at all
+    refused: dict[int, str] = field(default_factory=dict)  # a reply that cannot be used
+    bytes_down: int = 0
+
+    @property
+    def failures(self) -> dict[int, str]:
+        return {**self.missing, **self.refused}
+
+
+@dataclass
+class Exchange:
+    """The connection to the clients. `nodes` knows which of Flower's nodes speaks for which client."""
+
+    grid: Grid
+    names: tuple[str, ...]
+    time_limit: float
+    group: str = ""  # for Flower's log: the round
+    nodes: dict[int, int] = field(default_factory=dict)  # client -> node
+    greetings: dict[int, Greeting] = field(default_factory=dict)  # client -> what it said last
+    strangers: set[int] = field(default_factory=set)  # nodes that are none of ours
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    say: Callable[[str], None] = lambda line: None
+    read_greeting: Callable[[RecordDict], Greeting] = lambda records: messages.take_greeting(records, 0, False, False)
+
+    def who(self, client: int) -> str:
+        return f"client {client} ({self.names[client]})"
+
+    def online(self) -> dict[int, int]:
+        """The clients that are connected now, with their nodes; nodes never met before are asked who they are."""
+        present = {node.node_id: node.name for node in self.grid.get_nodes()}
+        met = set(self.nodes.values()) | self.strangers
+        if new := {node: name for node, name in present.items() if node not in met}:
+            self._meet(new, set(present))
+        return {client: node for client, node in sorted(self.nodes.items()) if node in present}
+
+    def wait_for(self, clients: set[int], least: int, seconds: float) -> dict[int, int]:
+        """Wait until all these clients are connected; when the time is up, until `least` of them are."""
+        began = self.clock()
+        told = False
+        while True:
+            here = {client: node for client, node in self.online().items() if client in clients}
+            late = self.clock() - began
+            if len(here) == len(clients) or (late >= seconds and len(here) >= least) or late >= self.time_limit:
+                return here
+            if not told and late > 5:
+                self.say(f"waiting for clients: {len(here)} of {len(clients)} are connected")
+                told = True
+            self.sleep(min(1.0, 5 * PAUSE))
+
+    def ask(self, kind: str, requests: Mapping[int, RecordDict], read: Read) -> Replies:
+        """Send each client its message, wait for replies until the time limit, and read them with `read`."""
+        here = self.online()
+        away = {client: "it is not connected" for client in requests if client not in here}
+        replies = Replies({}, away)
+        ids = self._push(kind, {c: r for c, r in requests.items() if c in here}, here, replies)
+        size = sum(size_of(requests[client]) for client in ids.values())
+        self._collect(ids, here, read, replies)
+        return Replies(dict(sorted(replies.found.items())), replies.missing, replies.refused, size)
+
+    def _push(
+        self, kind: str, requests: Mapping[int, RecordDict], nodes: Mapping[int, int], replies: Replies
+    ) -> dict[str, int]:
+        """Send messages; gives their ids."""
+        ids: dict[str, int] = {}
+        for client, content in requests.items():
+            message = Message(content, nodes[client], kind, ttl=self.time_limit + 60, group_id=self.group)
+            sent = list(self.grid.push_messages([message]))
+            if sent and sent[0]:
+                ids[sent[0]] = client
+            else:
+                replies.missing[client] = "Flower did not take the message for it"
+        return ids
+
+    def _collect(self, ids: dict[str, int], nodes: Mapping[int, int], read: Read, replies: Replies) -> None:
+        waiting = dict(ids)
+        until = self.clock() + self.time_limit
+        while waiting:
+            for number, (message_id, client) in enumerate(list(waiting.items())):
+                if self._pull(message_id, client, nodes[client], read, replies):
+                    del waiting[message_id]
+                elif number % LOOKS == LOOKS - 1:
+                    self.sleep(PAUSE)
+            if waiting and self.clock() >= until:
+                late = f"no reply within {self.time_limit:g} s"
+                replies.missing.update(dict.fromkeys(waiting.values(), late))
+                return
+            if waiting:
+                self.sleep(PAUSE)
+
+    def _pull(self, message_id: str, client: int, node: int, read: Read, replies: Replies) -> bool:
+        """Look for one reply; True when there is no need to look again."""
+        try:
+            pulled = list(self.grid.pull_messages([message_id]))
+        except httpx.HTTPError:  # not the client's fault; Flower has tried often enough
+            raise
+        except Exception as error:  # whatever a hostile reply does to Flower's own reading of it
+            replies.refused[client] = f"its reply cannot be read ({type(error).__name__}: {shown(str(error))})"
+            return True
+        if not pulled:
+            return False
+        reply = pulled[0]
+        if reply.has_error():
+            replies.missing[client] = _reason(reply)
+        elif reply.metadata.src_node_id != node or reply.metadata.reply_to_message_id != message_id:
+            replies.refused[client] = "its reply comes from another node, or answers another message"
+        else:
+            try:
+                replies.found[client] = read(client, reply.content)
+            except WireError as error:
+                replies.refused[client] = str(error)
+        return True
+
+    def _meet(self, new: Mapping[int, str], present: set[int]) -> None:
+        """Ask new nodes who they are. A registered name is Flower's word, a name without registration the node's own."""
+        numbers = {name: client for client, name in enumerate(self.names)}
+        strange = {node for node, name in new.items() if name and name not in numbers}
+        for node in strange:
+            self.say(f"a node registered as {shown(new[node])} is none of this federation's clients; it is left alone")
+        self.strangers |= strange
+        asked = [node for node in new if node not in strange]
+        found = self._greet(asked)
+        for node in asked:
+            greeting = found.get(node)
+            if not isinstance(greeting, Greeting):
+                continue
+            said, registered = greeting.name, new[node]
+            client = numbers.get(said)
+            taken = client is not None and self.nodes.get(client) in present - {node}
+            if client is None or (registered and registered != said) or taken:
+                why = f"registered as {shown(registered)}" if registered else "that client is here already"
+                why = "no such client" if client is None else why
+                self.say(f"a node says it is {shown(said)}: {why}; it is left alone")
+                self.strangers.add(node)
+                continue
+            self.nodes[client], self.greetings[client] = node, greeting
+
+    def _greet(self, nodes: list[int]) -> dict[int, object]:
+        """The greetings of nodes; a node that does not answer is asked again another time."""
+        replies = Replies({})
+        requests = {node: messages.request(RecordDict()) for node in nodes}
+        places = {node: node for node in nodes}
+        ids = self._push(messages.HELLO, requests, places, replies)
+        self._collect(ids, places, lambda _, records: self.read_greeting(records), replies)
+        for node, why in replies.failures.items():
+            self.say(f"node {node} did not say who it is: {why}")
+        return replies.found
+
+
+def _reason(reply: Message) -> str:
+    words = REASONS.get(reply.error.code, f"Flower reports error {reply.error.code}")
+    return f"{words}: {shown(reply.error.reason)}" if reply.error.reason else words

@@ -1,0 +1,277 @@
+"""Rounds over a network: the server's side of `fedkeep.rounds`, with Flower in between."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from flwr.app import RecordDict
+
+from fedkeep.data.sampling import cohort
+from fedkeep.deploy import encoding, messages
+from fedkeep.deploy.exchange import Exchange, Replies
+from fedkeep.deploy.messages import Counts, Expected
+from fedkeep.deploy.meter import measure_counts
+from fedkeep.deploy.privacy import Privacy, check_covered, clipped, unpredictable
+from fedkeep.deploy.scene import ServerScene
+from fedkeep.deploy.wire import WireError
+from fedkeep.errors import ConfigError, RunError
+from fedkeep.local.evaluate import evaluate
+from fedkeep.local.step import EagerStep
+from fedkeep.method import Answers, Memory, Probe, Update
+from fedkeep.metrics.measure import Measured
+from fedkeep.rng import stream
+from fedkeep.rounds import (
+    Bundle,
+    ServerState,
+    Trainer,
+    ask,
+    begin,
+    broadcast_of,
+    collect,
+    probe_model,
+    server_round,
+)
+from fedkeep.simulate import RoundRecord
+from fedkeep.tree import add
+
+NOTES = "deployment"  # the slots in which the server remembers things of a client
+
+
+class TooFewReplies(RunError):
+    """A round that cannot be finished; the run can be started again and goes on from the round before."""
+
+
+@dataclass(frozen=True)
+class NetworkRecord(RoundRecord):
+    """A round over a network, with what went wrong in it."""
+
+    extra: Mapping[str, float] = field(default_factory=dict)
+
+    def row(self) -> dict[str, float]:
+        return super().row() | dict(self.extra)
+
+
+@dataclass
+class NetworkFederation:
+    """A federation over a network; goes on round by round as a `Simulation` does.
+
+    `memories` holds what the server must know of each client between rounds: the last round whose update was used.
+    """
+
+    scene: ServerScene
+    exchange: Exchange
+    experiment: str = field(default_factory=lambda: secrets.token_hex(8))
+    noise: np.random.Generator = field(default_factory=unpredictable)
+    memories: MutableMapping[int, Memory] = field(default_factory=dict)
+    failures: list[dict[str, object]] = field(default_factory=list)
+    _down: int = 0
+    _settled: bool = False
+
+    def __post_init__(self) -> None:
+        scene, options = self.scene, self.scene.options
+        check_covered(scene.method, scene.model, scene.config, options)
+        self.privacy = Privacy.of(scene.config, options, scene.cohort_size)
+        if options.min_replies > scene.cohort_size:
+            raise ConfigError(
+                f"min_replies={options.min_replies}: a round asks {scene.cohort_size} clients; choose at most that many"
+            )
+        if options.probe and scene.config.forgetting == "off":
+            raise ConfigError("probe with forgetting off: there is nothing to measure; leave one of them away")
+        self.trainer = Trainer.of(scene.model, scene.method, scene.config.plan, EagerStep)
+        self.state: ServerState = begin(scene.method, *scene.model.initial())
+        found = messages.expected_update(self.trainer, self.state, scene.shape, scene.classes)
+        encoding.check(options.encodings, found.slots)
+        self.expected: Expected = replace(found, encodings=options.encodings)
+
+    @property
+    def clients(self) -> int:
+        return self.scene.config.clients
+
+    def step(self) -> NetworkRecord:
+        """Run one round."""
+        started, self._down = time.perf_counter(), 0
+        number = self.state.round + 1
+        self.exchange.group = str(number)
+        self._settle()
+        chosen = [int(k) for k in cohort(self.scene.config.seed, number, self.clients, self.scene.cohort_size)]
+        replies, updates = self._train(number, chosen)
+        bundle = self._bundle(chosen, updates)
+        answers = self._ask(bundle, number)
+        start = self.state
+        self.state = server_round(self.scene.method, self.state, bundle, self.clients, answers)
+        used = [fact.client for fact in bundle.usable]
+        for client in used:
+            self.memories[client] = {NOTES: {"accepted": {"round": torch.tensor(number)}}}
+        counts = self._judge(start, [updates[k] for k in used], chosen)
+        accuracy, loss = self._test(number)
+        return NetworkRecord(
+            round=number,
+            cohort=tuple(chosen),
+            accuracy=accuracy,
+            loss=loss,
+            validation_accuracy=_accuracy(counts),
+            seconds=time.perf_counter() - started,
+            bytes_up=sum(fact.bytes_up for fact in bundle.facts),
+            bytes_down=self._down,
+            left_out=tuple(fact.client for fact in bundle.facts if not fact.finite),
+            measured=self._measure(number, bundle, counts, used),
+            extra=self._extra(number, replies),
+        )
+
+    def close(self) -> None:
+        """Nothing to end here: Flower's processes belong to whoever started them."""
+
+    def accepted(self, client: int) -> int:
+        """The last round whose update of this client was used; 0 for none."""
+        memory = self.memories.get(client)
+        return int(memory[NOTES]["accepted"]["round"]) if memory else 0
+
+    # -- phases
+
+    def _settle(self) -> None:
+        """Once: wait for the clients, and have the first model judged."""
+        if self._settled:
+            return
+        options = self.scene.options
+        self.exchange.wait_for(set(range(self.clients)), options.min_replies, options.start_wait)
+        if self.state.round == 0:
+            self._judge(self.state, [], [])
+        self._settled = True
+
+    def _train(self, number: int, chosen: Sequence[int]) -> tuple[Replies, dict[int, Update]]:
+        options = self.scene.options
+        self.exchange.wait_for(set(chosen), options.min_replies, 0.0)
+        shared = messages.put_broadcast(broadcast_of(self.state), options.encodings)
+        requests = {
+            k: messages.request(shared, experiment=self.experiment, round=number, accepted=self.accepted(k))
+            for k in chosen
+        }
+        replies = self._phase(messages.TRAIN, requests, self._read_update)
+        updates: dict[int, Update] = dict(replies.found)  # type: ignore[arg-type]
+        if options.missing == "stop" and replies.failures:
+            client, why = next(iter(replies.failures.items()))
+            raise TooFewReplies(
+                f"round {number}: {self.exchange.who(client)}: {why}; the run stops, as missing=stop says. Start it "
+                f"again to go on from round {number - 1}"
+            )
+        if len(updates) < options.min_replies:
+            raise TooFewReplies(
+                f"round {number}: {len(updates)} of {len(chosen)} clients answered, min_replies is {options.min_replies}. "
+                f"Start the run again to go on from round {number - 1}"
+            )
+        return replies, updates
+
+    def _read_update(self, client: int, records: RecordDict) -> Update:
+        update, memory = messages.take_update(records, client, self.trainer, self.expected)
+        greeted = self.exchange.greetings.get(client)
+        if greeted and greeted.examples is not None and update.facts.examples != greeted.examples:
+            raise WireError(f"it trained on {update.facts.examples} examples, at first it said {greeted.examples}")
+        if memory == "lost":
+            self._note(client, "its memory was lost (a new disk?); it begins anew")
+        return update
+
+    def _bundle(self, chosen: Sequence[int], updates: Mapping[int, Update]) -> Bundle:
+        ordered = [updates[k] for k in chosen if k in updates]
+        if self.privacy is None:
+            return collect(self.scene.method, ordered)
+        clip = self.privacy.clip
+        bundle = collect(self.scene.method, [replace(u, delta=clipped(u.delta, clip)) for u in ordered])
+        return self.privacy.noised(bundle, self.noise) if bundle.usable else bundle
+
+    def _ask(self, bundle: Bundle, number: int) -> Answers | None:
+        """The second exchange with the clients, where the aggregation wants one."""
+        if self.scene.method.aggregate.streaming:
+            return None
+        rng = stream(self.scene.config.seed, "probe", number)
+        probe = ask(self.scene.method, self.state, bundle, sorted(self.exchange.online()), rng)
+        return None if probe is None else Answers(probe, self._scores(probe))
+
+    def _scores(self, probe: Probe) -> list[list[float]]:
+        models = [probe_model(self.state, probe, index) for index in range(len(probe.deltas))]
+        packed = [messages.put_models([model], self.scene.options.encodings) for model in models]
+        tasks: dict[int, list[int]] = {}
+        for index, evaluators in enumerate(probe.evaluators):
+            for client in evaluators:
+                tasks.setdefault(client, []).append(index)
+        requests = {
+            client: messages.request(messages.joined([packed[i] for i in indices]), models=len(indices))
+            for client, indices in tasks.items()
+        }
+        replies = self._phase(messages.SCORE, requests, lambda k, records: messages.take_scores(records, len(tasks[k])))
+        found: dict[int, list[float]] = replies.found  # type: ignore[assignment]
+        scores = [
+            [found[client][tasks[client].index(index)] for client in evaluators if client in found]
+            for index, evaluators in enumerate(probe.evaluators)
+        ]
+        known = [score for row in scores for score in row]
+        if not known:
+            raise TooFewReplies(f"round {self.state.round + 1}: nobody scored the cluster models; start the run again")
+        # a cluster that nobody scored counts as an average one
+        return [row or [float(np.mean(known))] for row in scores]
+
+    def _judge(self, start: ServerState, updates: Sequence[Update], chosen: Sequence[int]) -> dict[int, Counts]:
+        """The new model, and with --probe the clients' own, on what clients hold out."""
+        config, options = self.scene.config, self.scene.options
+        if config.forgetting == "off":
+            return {}
+        shared = RecordDict()
+        messages.put_model(shared, "", self.state.params, self.state.buffers, options.encodings)
+        tried = [(add(start.params, update.delta), update.buffers) for update in updates] if options.probe else []
+        probing = RecordDict({**shared, **messages.put_models(tried, options.encodings)})
+        asked = [k for k in range(self.clients) if tried and (k in chosen or config.forgetting == "all")]
+        requests = {}
+        for k in self.exchange.online():
+            content, count = (probing, len(tried)) if k in asked else (shared, 0)
+            requests[k] = messages.request(content, experiment=self.experiment, round=self.state.round, models=count)
+        read = lambda k, records: messages.take_counts(  # noqa: E731
+            records, self.scene.classes, len(tried) if k in asked else 0
+        )
+        return dict(self._phase(messages.JUDGE, requests, read).found)  # type: ignore[arg-type]
+
+    def _phase(self, kind: str, requests: Mapping[int, RecordDict], read) -> Replies:
+        replies = self.exchange.ask(kind, requests, read)
+        self._down += replies.bytes_down
+        for client, why in replies.missing.items():
+            self._note(client, f"no answer ({kind}): {why}")
+        for client, why in replies.refused.items():
+            self._note(client, f"refused ({kind}): {why}")
+        return replies
+
+    # -- measuring
+
+    def _test(self, number: int) -> tuple[float, float]:
+        config = self.scene.config
+        due = config.judge_every and number % config.judge_every == 0
+        if self.scene.test is None or (not due and number != config.rounds):
+            return float("nan"), float("nan")
+        judged = evaluate(self.scene.model, self.state.params, self.state.buffers, *self.scene.test)
+        return judged.accuracy, judged.loss / max(1, len(judged.correct))
+
+    def _measure(
+        self, number: int, bundle: Bundle, counts: Mapping[int, Counts], used: Sequence[int]
+    ) -> Measured | None:
+        if self.scene.config.forgetting == "off":
+            return None
+        forgettable = {f.client: f.numbers["forgettable"] for f in bundle.facts if "forgettable" in f.numbers}
+        probed = [k for k, found in counts.items() if found.models is not None and found.before is not None]
+        return measure_counts(number, self.scene.classes, counts, used, forgettable, probed)
+
+    def _extra(self, number: int, replies: Replies) -> dict[str, float]:
+        extra: dict[str, float] = {"missing": len(replies.missing), "refused": len(replies.refused)}
+        return extra | ({"epsilon": self.privacy.epsilon(number)} if self.privacy else {})
+
+    def _note(self, client: int, what: str) -> None:
+        number = self.state.round + 1
+        self.failures.append({"round": number, "client": client, "name": self.exchange.names[client], "what": what})
+        self.exchange.say(f"round {self.exchange.group}: {self.exchange.who(client)}: {what}")
+
+
+def _accuracy(counts: Mapping[int, Counts]) -> float:
+    judged = sum(int(found.judged.sum()) for found in counts.values())
+    right = sum(int(found.after.sum()) for found in counts.values())
+    return right / judged if judged else float("nan")
