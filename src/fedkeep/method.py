@@ -7,6 +7,7 @@ and server update) stays in one mechanism.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar
@@ -35,12 +36,13 @@ class Part:
         """The part in the grammar of method names."""
         return format_call(self.name, self.options())
 
-    def sends(self) -> str:
-        """What leaves the client because of this part: the `Sends:` line of its docstring."""
-        for line in (type(self).__doc__ or "").splitlines():
-            if line.strip().startswith("Sends:"):
-                return line.strip().removeprefix("Sends:").strip()
-        raise NotImplementedError(f'{type(self).__name__} has no "Sends:" line in its docstring; add one')
+    @classmethod
+    def sends(cls) -> str:
+        """What leaves the client because of this part: what stands behind `Sends:` in its docstring."""
+        _, found, rest = inspect.cleandoc(cls.__doc__ or "").partition("Sends:")
+        if found:
+            return " ".join(rest.split("\n\n")[0].split())
+        raise NotImplementedError(f'{cls.__name__} has no "Sends:" line in its docstring; add one')
 
 
 class LocalOptimizer(Part):

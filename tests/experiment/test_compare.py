@@ -72,7 +72,6 @@ def test_methods_with_one_seed_share_partition_weights_and_cohorts(tmp_path, mon
 
 def test_seeds_differ():
     one, other = (prepare(replace(BASE, seed=seed)) for seed in (0, 1))
-    assert not torch.equal(one.model.initial()[0]["0.weight"], other.model.initial()[0]["0.weight"]) or True
     left, right = one.model.initial()[0], other.model.initial()[0]
     assert any(not torch.equal(left[name], right[name]) for name in left)
 
@@ -115,15 +114,14 @@ def test_finished_runs_are_not_run_again_and_interrupted_ones_go_on(tmp_path, mo
 
 def test_a_failing_run_does_not_stop_the_others(tmp_path):
     heard = []
-    base = replace(BASE, lr=1e30)
-    found = quick(["fedavg", "fedavg+wsm"], tmp_path, base=base, sets={"lr": [0.1, 1e30]}, listen=heard.append)
-    assert "fedavg,lr-1e30/seed-0" in {name.replace("+", "", 1) for name in found.failures} or found.failures
+    found = quick(["fedavg", "fedavg+wsm"], tmp_path, sets={"lr": [0.1, 1e30]}, listen=heard.append)
+    assert sum(name.startswith("fedavg,lr-1e") for name in found.failures) == 2
     assert all("lr-1e" in name and "finite" in why for name, why in found.failures.items())
     table = found.table()
     assert table.loc[table["lr"] == 0.1, "seeds"].tolist() == [2, 2]
     assert table.loc[table["chosen"], "lr"].tolist() == [0.1, 0.1]
     assert {event.kind for event in heard} == {"begun", "round", "done", "failed"}
-    again = quick(["fedavg", "fedavg+wsm"], tmp_path, base=base, sets={"lr": [0.1, 1e30]})
+    again = quick(["fedavg", "fedavg+wsm"], tmp_path, sets={"lr": [0.1, 1e30]})
     assert again.failures.keys() == found.failures.keys()
     assert all("no usable update" in why for why in again.failures.values())
 
@@ -274,7 +272,7 @@ def test_a_comparison_is_a_file(tmp_path):
         ("methods = []", "give a list of names"),
         ("rounds = 3", "give a list of names"),
         ('methods = ["fedavg"]\nmethod = "fedavg"', "both method and methods"),
-        ('method = ["fedavg"]\nset = 3', "write a table"),
+        ('methods = ["fedavg"]\nset = 3', "write a table"),
         ('methods = ["fedavg"]\nseed_s = 3', 'line 2: unknown option "seed_s": did you mean "seeds"'),
     ],
 )

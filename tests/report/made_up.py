@@ -13,7 +13,11 @@ from fedkeep.report.series import Report, group
 
 
 def made_up(
-    method: str = "fedavg", seed: int = 0, *, options: dict[str, Any] | None = None, tables: dict[str, Any] | None = None,
+    method: str = "fedavg",
+    seed: int = 0,
+    *,
+    options: dict[str, Any] | None = None,
+    tables: dict[str, Any] | None = None,
     **columns: list[float],
 ) -> RunData:
     """A run of as many rounds as the columns are long."""

@@ -42,7 +42,9 @@ def test_the_baseline_is_fedavg_and_comes_first() -> None:
 
 
 def test_each_setting_has_its_own_baseline() -> None:
-    runs = [made_up(method, accuracy=[0.5], options={"lr": lr}) for lr in (0.1, 0.2) for method in ("fedavg", "scaffold")]
+    runs = [
+        made_up(method, accuracy=[0.5], options={"lr": lr}) for lr in (0.1, 0.2) for method in ("fedavg", "scaffold")
+    ]
     report = group(runs)
     last = report.series[-1]
     assert last.label == "scaffold, lr=0.2"
@@ -65,7 +67,9 @@ def test_a_seed_that_is_behind_is_left_out_of_the_averages() -> None:
 
 
 def test_a_band_runs_from_the_lowest_seed_to_the_highest() -> None:
-    series = group([made_up(seed=s, accuracy=a) for s, a in enumerate(([0.1, 0.2], [0.3, 0.8], [0.2, np.nan]))]).series[0]
+    series = group([made_up(seed=s, accuracy=a) for s, a in enumerate(([0.1, 0.2], [0.3, 0.8], [0.2, np.nan]))]).series[
+        0
+    ]
     found = band(series, "accuracy")
     np.testing.assert_allclose(found.mean, [0.2, 0.5])
     np.testing.assert_allclose(found.low, [0.1, 0.2])

@@ -63,7 +63,9 @@ def test_forgettable_examples_per_client_and_round() -> None:
     found = forgettable(run)
     assert found is not None
     assert found.clients.tolist() == [0, 1, 2] and found.minority.tolist() == [True, False, False]
-    np.testing.assert_array_equal(found.counts, [[np.nan, 8, 6, 2], [np.nan, 4, np.nan, np.nan], [np.nan, np.nan, 2, 4]])
+    np.testing.assert_array_equal(
+        found.counts, [[np.nan, 8, 6, 2], [np.nan, 4, np.nan, np.nan], [np.nan, np.nan, 2, 4]]
+    )
     np.testing.assert_array_equal(found.late, [4, np.nan, 3])  # rounds 3 and 4
     np.testing.assert_allclose(found.share, [4 / 20, np.nan, 3 / 40])
 
@@ -125,7 +127,9 @@ def test_packing_keeps_four_decimals(values: list[int | None]) -> None:
 def test_the_slider_drops_seeds_then_rounds_to_fit_its_budget() -> None:
     def run(seed: int):
         rows = [pairs(number, LOCAL, BEFORE) for number in (1, 2, 3, 4)]
-        return made_up(seed=seed, accuracy=[0.5] * 4, tables={"pairs": {k: sum((r[k] for r in rows), []) for k in rows[0]}})
+        return made_up(
+            seed=seed, accuracy=[0.5] * 4, tables={"pairs": {k: sum((r[k] for r in rows), []) for k in rows[0]}}
+        )
 
     report = group([run(0), run(1)])  # 2 seeds x 4 rounds x 6 cells
     everything = slider(report)

@@ -113,7 +113,9 @@ def with_classes(forgetting: list[float]):
         "class": range(len(forgetting)),
         "forgetting": forgetting,
         "accuracy_after": zero,
-        **dict.fromkeys(("learned_local", "taught_by_others", "forgotten_local", "forgotten_aggregation", "regained"), zero),
+        **dict.fromkeys(
+            ("learned_local", "taught_by_others", "forgotten_local", "forgotten_aggregation", "regained"), zero
+        ),
     }
     return group([made_up(accuracy=[0.5], forgetting=[0.4], tables={"classes": table})])
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
-from sklearn.cluster import KMeans
 
 from fedkeep.errors import ConfigError, nearest
 from fedkeep.method import Aggregator, Probe, Update
@@ -89,6 +87,8 @@ def cluster(spec: FedWAgg, updates: Sequence[Update], start: Params) -> list[lis
     else:
         rows = np.stack([flatten(update.delta).numpy() for update in updates])
         rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+    from sklearn.cluster import KMeans  # slow to import, and only needed here
+
     count = min(spec.clusters, len(np.unique(rows, axis=0)))
     fitted = KMeans(count, init="k-means++", n_init=10, random_state=spec.seed).fit(rows)
     labels = _balance(rows, fitted.cluster_centers_) if spec.balanced else fitted.labels_
@@ -98,6 +98,8 @@ def cluster(spec: FedWAgg, updates: Sequence[Update], start: Params) -> list[lis
 
 def _balance(rows: np.ndarray, centres: np.ndarray, sweeps: int = 10) -> np.ndarray:
     """Equal cluster sizes (they differ by at most one): Lloyd's iteration with an assignment problem inside."""
+    from scipy.optimize import linear_sum_assignment  # slow to import, and only needed here
+
     seats = np.arange(len(rows)) % len(centres)
     labels = np.full(len(rows), -1)
     for _ in range(sweeps):

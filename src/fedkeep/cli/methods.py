@@ -38,12 +38,6 @@ def kind_of(part: type[Part]) -> str:
     return next(name for name, kind in KINDS.items() if issubclass(part, kind))
 
 
-def sends_of(part: type[Part]) -> str:
-    """What leaves the client because of a part: the paragraph of its docstring that begins with `Sends:`."""
-    _, _, behind = inspect.cleandoc(part.__doc__ or "").partition("Sends:")
-    return " ".join(behind.split("\n\n")[0].split())
-
-
 def summary_of(part: type[Part]) -> str:
     """The first sentence of a docstring."""
     return " ".join(inspect.cleandoc(part.__doc__ or "").split("\n\n")[0].split())
@@ -58,7 +52,7 @@ def describe(name: str, maker: Callable[..., Any], part: type[Part]) -> dict[str
         "needs": [item.name for item in known if item.default is item.empty],
         "options": {item.name: item.default for item in known if item.default is not item.empty},
         "summary": summary_of(part),
-        "sends": sends_of(part),
+        "sends": part.sends(),
         "text": inspect.cleandoc(part.__doc__ or ""),
     }
 

@@ -104,11 +104,14 @@ class Client:
         if scene.config.forgetting == "off":
             raise WireError("it asks for counts of this client's examples, but forgetting is not measured here")
         said = config_of(records)
-        store, number = self._store(said), whole(said, "round", 0, messages.MOST)
+        store, number = self._store(said), whole(said, "round", 1, messages.MOST)
         params, buffers = messages.take_model(records, "", self._like, scene.options.encodings)
         probed = messages.take_models(records, self._like, scene.options.encodings)
         if probed and not scene.options.probe:
             raise WireError("it asks to try other clients' models, but --probe is not on")
+        if said.get("before") is True:
+            opening = messages.take_model(records, "before/", self._like, scene.options.encodings)
+            self._remember(store, _judged(number - 1), *opening)
         after = self._remember(store, _judged(number), params, buffers)
         before, local = self._known(store, _judged(number - 1)), self._known(store, _local(number))
         self._tidy(store, number)
@@ -183,7 +186,7 @@ def _memory(number: int) -> str:
 
 
 def _judged(number: int) -> str:
-    return f"judged-{max(0, number):08d}"
+    return f"judged-{number:08d}"
 
 
 def _local(number: int) -> str:

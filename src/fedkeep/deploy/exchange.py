@@ -56,6 +56,7 @@ class Exchange:
     group: str = ""  # for Flower's log: the round
     nodes: dict[int, int] = field(default_factory=dict)  # client -> node
     greetings: dict[int, Greeting] = field(default_factory=dict)  # client -> what it said last
+    known: Mapping[int, Greeting] = field(default_factory=dict)  # clients that need not be asked, if registered
     strangers: set[int] = field(default_factory=set)  # nodes that are none of ours
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -157,8 +158,11 @@ class Exchange:
         for node in strange:
             self.say(f"a node registered as {shown(new[node])} is none of this federation's clients; it is left alone")
         self.strangers |= strange
-        asked = [node for node in new if node not in strange]
-        found = self._greet(asked)
+        for node, name in new.items():
+            if name in numbers and numbers[name] in self.known:
+                self.nodes[numbers[name]], self.greetings[numbers[name]] = node, self.known[numbers[name]]
+        asked = [node for node in new if node not in strange and node not in self.nodes.values()]
+        found = self._greet(asked) if asked else {}
         for node in asked:
             greeting = found.get(node)
             if not isinstance(greeting, Greeting):

@@ -17,6 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedkeep.deploy import messages
 from fedkeep.deploy.exchange import Exchange
+from fedkeep.deploy.messages import Greeting
 from fedkeep.deploy.options import Options, from_run_config
 from fedkeep.deploy.scene import ServerScene, server_scene
 from fedkeep.deploy.sent import statement, warn_of_probe
@@ -66,9 +67,20 @@ def _exchange(grid: Grid, scene: ServerScene, tell: Say) -> Exchange:
         grid,
         scene.options.client_names(scene.config.clients),
         scene.options.time_limit,
+        known=_known(scene),
         say=tell,
         read_greeting=lambda records: messages.take_greeting(records, scene.classes, private, measured),
     )
+
+
+def _known(scene: ServerScene) -> dict[int, Greeting]:
+    """What the server knows of the clients itself, because the data is one of FedKeep's own sets."""
+    if scene.labels is None:
+        return {}
+    names = scene.options.client_names(scene.config.clients)
+    examples = np.bincount(scene.labels["client"], scene.labels["train"]).astype(int).tolist()
+    private = scene.options.private
+    return {k: Greeting(name, None if private else examples[k]) for k, name in enumerate(names)}
 
 
 def _announce(scene: ServerScene, federation: NetworkFederation, tell: Say) -> None:

@@ -70,6 +70,7 @@ class NetworkFederation:
     memories: MutableMapping[int, Memory] = field(default_factory=dict)
     failures: list[dict[str, object]] = field(default_factory=list)
     _down: int = 0
+    _judges: set[int] = field(default_factory=set)  # clients that have judged the model before this round
     _settled: bool = False
 
     def __post_init__(self) -> None:
@@ -134,13 +135,11 @@ class NetworkFederation:
     # -- phases
 
     def _settle(self) -> None:
-        """Once: wait for the clients, and have the first model judged."""
+        """Once: wait for the clients."""
         if self._settled:
             return
         options = self.scene.options
         self.exchange.wait_for(set(range(self.clients)), options.min_replies, options.start_wait)
-        if self.state.round == 0:
-            self._judge(self.state, [], [])
         self._settled = True
 
     def _train(self, number: int, chosen: Sequence[int]) -> tuple[Replies, dict[int, Update]]:
@@ -222,16 +221,22 @@ class NetworkFederation:
         shared = RecordDict()
         messages.put_model(shared, "", self.state.params, self.state.buffers, options.encodings)
         tried = [(add(start.params, update.delta), update.buffers) for update in updates] if options.probe else []
-        probing = RecordDict({**shared, **messages.put_models(tried, options.encodings)})
-        asked = [k for k in range(self.clients) if tried and (k in chosen or config.forgetting == "all")]
+        probed, opening = messages.put_models(tried, options.encodings), RecordDict()
+        messages.put_model(opening, "before/", start.params, start.buffers, options.encodings)
+        trying = {k for k in range(self.clients) if tried and (k in chosen or config.forgetting == "all")}
+        knowing = self._judges | {update.facts.client for update in updates}
         requests = {}
         for k in self.exchange.online():
-            content, count = (probing, len(tried)) if k in asked else (shared, 0)
-            requests[k] = messages.request(content, experiment=self.experiment, round=self.state.round, models=count)
-        read = lambda k, records: messages.take_counts(  # noqa: E731
-            records, self.scene.classes, len(tried) if k in asked else 0
-        )
-        return dict(self._phase(messages.JUDGE, requests, read).found)  # type: ignore[arg-type]
+            content = RecordDict({**shared, **(probed if k in trying else {}), **({} if k in knowing else opening)})
+            words = {"models": len(tried) if k in trying else 0, "before": k not in knowing}
+            requests[k] = messages.request(content, experiment=self.experiment, round=self.state.round, **words)
+
+        def read(client: int, records: RecordDict) -> Counts:
+            return messages.take_counts(records, self.scene.classes, len(tried) if client in trying else 0)
+
+        found: dict[int, Counts] = dict(self._phase(messages.JUDGE, requests, read).found)  # type: ignore[arg-type]
+        self._judges = set(found)
+        return found
 
     def _phase(self, kind: str, requests: Mapping[int, RecordDict], read) -> Replies:
         replies = self.exchange.ask(kind, requests, read)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from fedkeep.errors import FedKeepError
 from fedkeep.experiment.config import Config
@@ -112,6 +112,7 @@ class _Worker:
     def __init__(self, waiting: queue.SimpleQueue[Job], events: queue.SimpleQueue[Event]) -> None:
         self.waiting, self.events = waiting, events
         self.process: subprocess.Popen[str] | None = None
+        self.errors: IO[str] | None = None  # what the process says on stderr
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._work, daemon=True)
 
@@ -163,6 +164,7 @@ class _Worker:
             self.stop()
 
     def _last_words(self) -> str:
+        assert self.errors
         self.errors.seek(0)
         lines = [line.strip() for line in self.errors if line.strip()]
         return lines[-1] if lines else ""
@@ -175,8 +177,10 @@ class _Worker:
                 with suppress(OSError):  # it may be gone already
                     pipe.close()
             self.process.wait()
-            self.errors.close()
             self.process = None
+        if self.errors is not None:
+            self.errors.close()
+            self.errors = None
 
     def stop(self) -> None:
         """Ask for the run to be saved and left."""

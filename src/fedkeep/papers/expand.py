@@ -129,8 +129,7 @@ def _why_not(place: Place, data: set[str], root: Path | None, only: str) -> str:
     found = {row.name: row.found for row in available(root)}
     for name in sorted(data):
         if not found.get(name, False):
-            where = f"under {root}" if root else "because no --data-root was given"
-            return f"data set {name} not found {where}"
+            return f"data set {name} not found " + ("under the data root" if root else "(no --data-root was given)")
     return ""
 
 

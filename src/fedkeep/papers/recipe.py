@@ -226,10 +226,11 @@ def recipes() -> dict[str, Recipe]:
     return found
 
 
-def _order(entry: Any) -> tuple[bool, int, str]:
-    """Tables before figures, by number."""
+def _order(entry: Any) -> tuple[int, int, str]:
+    """Tables, then figures, then the rest, by number."""
     digits = "".join(letter if letter.isdigit() else " " for letter in entry.name).split()
-    return not entry.name.startswith("table"), int(digits[0]) if digits else 99, entry.name
+    rank = 0 if entry.name.startswith("table") else 1 if entry.name.startswith("figure") else 2
+    return rank, int(digits[0]) if digits else 99, entry.name
 
 
 def find(patterns: Iterable[str]) -> list[Recipe]:

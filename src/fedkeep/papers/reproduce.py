@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
@@ -37,7 +36,6 @@ class Settings:
     workers: int = 0
     only: str = ""  # columns whose name holds this
     images: bool = True
-    command: str = ""
 
     @property
     def store(self) -> Path:
@@ -76,7 +74,7 @@ def reproduce(recipe: Recipe, settings: Settings, watch: Watch = lambda jobs: nu
         seeds=made.seeds,
         tables=tuple(outcome.tables),
         reduced=made.scale.reduced,
-        about=_about(settings),
+        about=_about(recipe, settings),
         remarks=tuple(outcome.remarks),
         not_run=made.skipped,
         failures=_failures(store, made),
@@ -87,18 +85,30 @@ def reproduce(recipe: Recipe, settings: Settings, watch: Watch = lambda jobs: nu
     return Reproduction(result, folder, (*store.notes, *notes))
 
 
-def _about(settings: Settings) -> dict[str, Any]:
+def _about(recipe: Recipe, settings: Settings) -> dict[str, Any]:
     known = about()
     versions = {"python": known["python"], **known["versions"]}
-    command = settings.command or shlex.join(["fedkeep", *sys.argv[1:]])
     chosen = {key: known[key] for key in ("machine", "git")}
-    return {"command": command, "date": known["started"][:10], "versions": versions, **chosen}
+    return {"command": command(recipe, settings), "date": known["started"][:10], "versions": versions, **chosen}
+
+
+def command(recipe: Recipe, settings: Settings) -> str:
+    """The command that gives this result on any machine.
+
+    >>> from fedkeep.papers.recipe import load
+    >>> command(load("importance/table3"), Settings(scale="paper", seeds=5, only="MLP"))
+    'fedkeep reproduce importance/table3 --scale paper --seeds 5 --only MLP --data-root DIR'
+    """
+    words = ["fedkeep", "reproduce", recipe.name, "--scale", settings.scale]
+    words += ["--seeds", str(settings.seeds)] if settings.seeds is not None else []
+    words += ["--only", settings.only] if settings.only else []
+    return shlex.join([*words, "--data-root", "DIR"])
 
 
 def _failures(store: Store, made: Plan) -> dict[str, str]:
     """Why runs of this plan failed."""
     names = {job.name for job in store.jobs(made.arms, made.seeds)}
-    return {name: why for name, why in store.failures.items() if name in names}
+    return {name: why.replace(str(store.folder), RUNS) for name, why in store.failures.items() if name in names}
 
 
 def _runs(context: Context) -> list[dict[str, Any]]:

@@ -60,7 +60,7 @@ def picture(browser: str, figure: go.Figure, format: str, width: int, height: in
     with tempfile.TemporaryDirectory(prefix="fedkeep-", ignore_cleanup_errors=True) as folder:
         page = Path(folder) / "figure.html"
         page.write_text(text, encoding="utf-8")
-        found = _run(browser, folder, "--virtual-time-budget=60000", "--dump-dom", page.as_uri())
+        found = _run(browser, folder, "--virtual-time-budget=10000", "--dump-dom", page.as_uri())
     address = re.search(rb"picture data:image/[a-z+]+([;,][^<]*?) end", found)
     if address is None:
         raise RunError(f"{browser}: did not draw the figure; write it as .html, which needs no browser")

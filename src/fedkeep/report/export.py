@@ -65,20 +65,24 @@ def write_figure(made: go.Figure, out: str | Path, scale: float = 2.0) -> Path:
 
 def _drawn(made: go.Figure, format: str, width: int, height: int, scale: float) -> bytes:
     browser = find_browser()
-    if importlib.util.find_spec("kaleido") is not None:
+    if _kaleido():
         try:
             return made.to_image(format=format, width=width, height=height, scale=scale)
         except Exception as error:  # kaleido's own errors are many, and differ from version to version
             if browser is None:
-                raise RunError(f"kaleido could not draw the figure ({error}); {_remedy(format)}") from None
+                raise RunError(f"kaleido could not draw the figure ({error}); {_remedy()}") from None
     if browser is None:
-        raise RunError(f"a .{format} needs a Chrome or Chromium, and none was found; {_remedy(format)}")
+        raise RunError(f"a .{format} needs a Chrome or Chromium, and none was found; {_remedy()}")
     if format == "pdf":
         return pdf(browser, picture(browser, made, "svg", width, height, 1), width, height)
     return picture(browser, made, format, width, height, scale if format == "png" else 1)
 
 
-def _remedy(format: str) -> str:
+def _kaleido() -> bool:
+    return importlib.util.find_spec("kaleido") is not None
+
+
+def _remedy() -> str:
     return (
         'install one and pip install "fedkeep[figures]", set BROWSER_PATH to where it is, '
         "or write the figure as .html, which always works"

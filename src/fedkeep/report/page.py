@@ -129,10 +129,8 @@ def _plain(value: Any) -> Any:
 
 def _experiment(report: Report) -> str:
     """The experiment in a few words: what all runs have in common."""
-    options = [run.options for run in report.runs]
-    same = [
-        str(options[0][key]) for key in ("data", "partition", "model") if len({str(o.get(key)) for o in options}) == 1
-    ]
+    values = [{str(run.options.get(key, "")) for run in report.runs} for key in ("data", "partition", "model")]
+    same = [found.pop() for found in values if len(found) == 1 and found != {""}]
     return ", ".join(same) or "several experiments"
 
 

@@ -86,18 +86,18 @@ def _last(series: Series) -> Matrix | None:
     )
 
 
-def heatmap(title: str, found: Matrix) -> Table:
+def heatmap(title: str, found: Matrix) -> RenderableType:
     """F_ki as coloured cells with whole points in them, so that it can be read without colours too."""
     size = len(found.models)
     name = Text.assemble((title, "cyan"), f", round {found.round}")
-    table = Table(title=name, title_justify="left", title_style="", box=None, padding=0, pad_edge=False)
+    table = Table(box=None, padding=0, pad_edge=False)
     table.add_column("", justify="right", style="dim")
     for client in found.data[:size].tolist():
         table.add_column(f"{client:>4}", justify="right", header_style="dim", no_wrap=True)
     for i, client in enumerate(found.models.tolist()):
         cells = [_cell(value, own=i == k) for k, value in enumerate(found.forgetting[i, :size].tolist())]
         table.add_row(f"{client} ", *cells)
-    return table
+    return Group(name, table)
 
 
 def _cell(value: float, own: bool) -> Text:

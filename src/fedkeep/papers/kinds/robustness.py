@@ -38,7 +38,10 @@ def _within(points: int) -> str:
 def _cells(context: Context, row: Row, place: str, mine: list[Cell]) -> dict[tuple[str, str], Cell]:
     best, near = f"{place}, best", {points: f"{place}, {_within(points)}" for points in NEAR}
     if place in context.plan.skipped:
-        missing = [context.missing(row, name, "share") for name in (best, *near.values())]
+        missing = [
+            context.missing(row, best, "share"),
+            *(context.missing(row, name, "count") for name in near.values()),
+        ]
         return {(row.name, cell.column): cell for cell in missing}
     by_seed = {seed: [cell.values.get(seed, math.nan) for cell in mine] for seed in context.plan.seeds}
     known = {seed: [v for v in values if not math.isnan(v)] for seed, values in by_seed.items()}
