@@ -28,7 +28,7 @@ DOCS := $(call stamp,docs)
 .DELETE_ON_ERROR:
 # Two targets must not install into one .venv at the same time.
 .NOTPARALLEL:
-.PHONY: help setup demo test lint bench bench-scale docs clean
+.PHONY: help setup demo test lint bench bench-peers bench-scale docs clean
 
 help: ## say what the targets do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,8 +47,11 @@ lint: $(LINT) ## check format, style, types and the direction of imports
 	$(BIN)/pyright src
 	$(BIN)/lint-imports
 
-bench: $(TEST) ## measure speed and memory
-	$(BIN)/python benchmarks/run.py
+bench: $(TEST) ## measure speed and memory beside the peers; options: make bench BENCH="--data-root DIR"
+	$(BIN)/python benchmarks/run.py $(BENCH)
+
+bench-peers: $(TEST) ## install the peers that `make bench` compares with, each into its own environment
+	$(BIN)/python benchmarks/peers/setup.py
 
 bench-scale: $(TEST) ## measure how speed and memory grow with the number of clients
 	$(BIN)/python benchmarks/scale.py

@@ -22,12 +22,16 @@ from datetime import datetime
 from pathlib import Path
 
 import torch
+from alone import ALONE
 from contenders import PEERS
-from measures import ALONE, SECTIONS, Settings, Table, beside_peers, measured_peak
+from tables import Settings, Table
 from tasks import Sources
+from versus import beside_peers, measured_peak
+from workloads import PEER_WORKLOADS
 
 import fedkeep
 
+SECTIONS = (*PEER_WORKLOADS, *ALONE)
 RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
 
 
@@ -64,7 +68,9 @@ def command(data_root: str) -> str:
 
 def machine() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    model = next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine()
+    )
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return f"{model}, {len(os.sched_getaffinity(0))} cores, {size:.0f} GB, Linux {platform.release()}"
 

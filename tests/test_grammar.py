@@ -115,10 +115,10 @@ EXAMPLES = {
         losses.wsm, aggregation.FedWAvg(0.3), server_opt.ServerSGD(), (mechanisms.ForgettingEvents(),)
     ),
     "fedwagg(clusters=3)": Method(losses.ce, aggregation.FedWAgg(3), server_opt.ServerSGD()),
-    "importance(lam=100000.0)": Method(
+    "importance(lam=100000)": Method(
         losses.ce, aggregation.Importance(), server_opt.ServerSGD(), (mechanisms.EWC(1e5),)
     ),
-    "fedavg+ewc(lam=10.0)": Method(
+    "fedavg+ewc(lam=10)": Method(
         losses.ce, aggregation.WeightedMean(), server_opt.ServerSGD(), (mechanisms.EWC(10.0),)
     ),
     "fednova+wsm@adam(lr=0.01)": Method(losses.wsm, aggregation.FedNova(), server_opt.ServerAdam(0.01)),
@@ -144,14 +144,14 @@ def test_examples(name):
 @pytest.mark.parametrize(
     ("text", "canonical"),
     [
-        ("importance(lam=1e5)", "importance(lam=100000.0)"),
-        ("fedavg+ewc(lam=10)", "fedavg+ewc(lam=10.0)"),
-        ("ewc(lam=10)", "fedavg+ewc(lam=10.0)"),
-        ("ewc(lam=1e+7)+tce", "fedavg+ewc(lam=1e+07)+tce"),
+        ("importance(lam=1e5)", "importance(lam=100000)"),
+        ("fedavg+ewc(lam=10)", "fedavg+ewc(lam=10)"),
+        ("ewc(lam=10)", "fedavg+ewc(lam=10)"),
+        ("ewc(lam=1e+7)+tce", "fedavg+ewc(lam=1e7)+tce"),
         ("wsm", "fedavg+wsm"),
         ("ce", "fedavg"),
-        ("fedavg+fedprox(mu=1)", "fedprox(mu=1.0)"),
-        ("fedavg(weights=uniform)+fedprox(mu=1)", "fedavg(weights=uniform)+fedprox(mu=1.0)"),
+        ("fedavg+fedprox(mu=1)", "fedprox(mu=1)"),
+        ("fedavg(weights=uniform)+fedprox(mu=1)", "fedavg(weights=uniform)+fedprox(mu=1)"),
         ("fedavg+scaffold", "scaffold"),
         ("scaffold+fedavg", "scaffold(weights=examples)"),
         ("fednova+scaffold", "fednova+scaffold"),
@@ -187,7 +187,7 @@ def test_defaults():
         ("fedavg(+wsm", "is not of the form name"),
         ("fedavg)+wsm", "is not of the form name"),
         ("fedavg((weights=uniform))", "is not of the form name"),
-        ("fedprox(0.1)", '"0.1" has no name; write it as key=value'),
+        ("fedprox(0.1)", '"0.1" is not of the form key=value'),
         ("fedprox(mu=0.1, mu=0.2)", "mu is given twice; give it once"),
         ("fedprox", r"fedprox needs mu; write e.g. fedprox\(mu=\.\.\.\)"),
         ("fedprox(muu=0.1)", 'fedprox has no option "muu": did you mean "mu"'),
@@ -267,7 +267,8 @@ VALUES = st.one_of(
 @settings(deadline=None, max_examples=200)
 def test_values_read_back_with_their_type(value):
     read = parse_value(format_value(value))
-    assert read == value and type(read) is type(value)
+    whole = isinstance(value, float) and type(read) is int  # 1.0 is written 1; the parts know which they want
+    assert read == value and (whole or type(read) is type(value))
 
 
 @given(

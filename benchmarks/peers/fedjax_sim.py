@@ -12,10 +12,10 @@ import numpy as np
 if not hasattr(jax, "tree_map"):
     jax.tree_map = jax.tree_util.tree_map  # fedjax 0.0.17 is older than its removal
 
-import fedjax  # noqa: E402
-from peers.jax_models import MODELS, to_jax, to_torch  # noqa: E402
-from turns import TASK, Turns  # noqa: E402
-from workloads import LEARNING_RATE, Task  # noqa: E402
+import fedjax
+from peers.jax_models import MODELS, to_jax, to_torch
+from turns import TASK, Turns
+from workloads import LEARNING_RATE, Task
 
 
 def main() -> None:

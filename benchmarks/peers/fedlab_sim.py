@@ -18,7 +18,7 @@ from workloads import LEARNING_RATE, Task
 class StandIn(types.ModuleType):
     """A module that has every name and does nothing."""
 
-    __path__: list[str] = []
+    __path__ = ()
 
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):

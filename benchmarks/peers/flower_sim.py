@@ -60,7 +60,9 @@ def nodes_by_client(grid: Grid, clients: int) -> dict[int, int]:
         time.sleep(0.2)
     empty = RecordDict({"nothing": ConfigRecord({"x": 1})})
     asked = [Message(empty, message_type="query", dst_node_id=node) for node in ids]
-    return {int(answer.content["who"]["client"]): answer.metadata.src_node_id for answer in grid.send_and_receive(asked)}
+    return {
+        int(answer.content["who"]["client"]): answer.metadata.src_node_id for answer in grid.send_and_receive(asked)
+    }
 
 
 @server_app.main()

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from experiment.kill_and_compare import small
 
+from experiment.kill_and_compare import small
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.build import prepare
 from fedkeep.experiment.compare import NUMBERS, Comparison, compare, share_cores
@@ -182,7 +182,9 @@ def made_up(finals: dict[str, list[float]], validation: dict[str, list[float]] |
         judged = (validation or {}).get(key, values)
         for seed, (final, held) in enumerate(zip(values, judged, strict=True)):
             numbers = {name: math.nan for name in NUMBERS} | {"final": final, "validation": held}
-            rows.append({"arm": place, "method": label, "seed": seed, "directory": f"{key}/{seed}", **numbers, **dict(setting)})
+            rows.append(
+                {"arm": place, "method": label, "seed": seed, "directory": f"{key}/{seed}", **numbers, **dict(setting)}
+            )
     frame = pd.DataFrame(rows).assign(**columns)
     return Comparison(tuple(arms), tuple(range(len(values))), BASE, Path("nowhere"), frame.dropna(subset="final"), {})
 
@@ -193,7 +195,7 @@ def test_the_table_by_hand():
         rounds_to_target=[3, 5, math.nan, math.nan] * 3,
     )
     table = found.table().set_index("method")
-    # b - a is 0.03 0.02 0.04 0.01: mean 0.025, s^2 = 0.0005/3, t = 0.025 / sqrt(s^2/4) = 3.873, p = 0.0305 with 3 degrees
+    # b - a is 0.03 0.02 0.04 0.01: mean 0.025, s^2 = 0.0005/3, t = 0.025 / sqrt(s^2/4) = 3.873, p = 0.0305
     assert table.loc["b", "difference"] == pytest.approx(0.025)
     assert table.loc["b", "p"] == pytest.approx(2 * 0.0305, abs=2e-4)  # two comparisons
     assert table.loc["c", "p"] == 1
@@ -227,7 +229,12 @@ def test_settings_are_chosen_on_validation_data_and_reported_on_test_data():
     assert table["difference"].tolist() == pytest.approx([math.nan, math.nan, math.nan, 0.15], nan_ok=True)
     assert "lr of each method: the best on validation data" in found.how_chosen
     assert "test data" in found.how_chosen
-    assert found.chosen_paths == [Path("nowhere/a|1/0"), Path("nowhere/a|1/1"), Path("nowhere/b|2/0"), Path("nowhere/b|2/1")]
+    assert found.chosen_paths == [
+        Path("nowhere/a|1/0"),
+        Path("nowhere/a|1/1"),
+        Path("nowhere/b|2/0"),
+        Path("nowhere/b|2/1"),
+    ]
 
 
 def test_conditions_are_compared_each_by_itself(tmp_path):
@@ -256,7 +263,9 @@ def test_tables_on_disk(tmp_path):
 
 
 def test_a_comparison_is_a_file(tmp_path):
-    first = quick(["fedavg", "fedprox( mu = 0.10 )"], tmp_path / "a", seeds=[3, 1], sets={"partition": {"alpha": [1, 2]}})
+    first = quick(
+        ["fedavg", "fedprox( mu = 0.10 )"], tmp_path / "a", seeds=[3, 1], sets={"partition": {"alpha": [1, 2]}}
+    )
     table = read_comparison(tmp_path / "a" / "comparison.toml")
     assert table["seeds"] == [3, 1] and table["set"] == {"partition.alpha": [1, 2]}
     methods, seeds, sets = table.pop("methods"), table.pop("seeds"), table.pop("set")
@@ -316,7 +325,9 @@ def test_layouts_are_decided_once(tmp_path, monkeypatch):
 
     module = sys.modules["fedkeep.experiment.compare"]
     answers = iter(["rows", "channels-last", "rows"])
-    monkeypatch.setattr(module, "resolved", lambda made: replace(made, config=replace(made.config, layout=next(answers))))
+    monkeypatch.setattr(
+        module, "resolved", lambda made: replace(made, config=replace(made.config, layout=next(answers)))
+    )
     found = quick(["fedavg", "fedavg+wsm"], tmp_path)
     quick(["fedavg", "fedavg+wsm", "scaffold"], tmp_path)
     configs = [RunDirectory(path).config() for path in [*found.paths, tmp_path / "runs" / "scaffold" / "seed-0"]]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from experiment.kill_and_compare import assert_same_run, assert_same_tree, die_at, in_child, small
 
+from experiment.kill_and_compare import assert_same_run, assert_same_tree, die_at, in_child, small
 from fedkeep.errors import FedKeepError
 from fedkeep.experiment.run import execute, load_run
 from fedkeep.experiment.rundir import RunDirectory
@@ -118,7 +118,9 @@ def test_every_file_of_an_unfinished_run(unfinished, tmp_path):
                 continue
             assert_same_run(tmp_path / "whole", out, states=False)
             if name not in (*NO_MATTER, "segments/000001/state.safetensors"):  # of two states the newer one is used
-                told = [note for note in done.notes if "damaged" in note or "checksum" in note or "cannot be used" in note]
+                told = [
+                    note for note in done.notes if "damaged" in note or "checksum" in note or "cannot be used" in note
+                ]
                 assert told, (name, what)
                 assert list(out.glob("damaged-*")), (name, what)
             shutil.rmtree(out)

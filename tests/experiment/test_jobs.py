@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from experiment.kill_and_compare import assert_same_run, small
 
 import fedkeep
+from experiment.kill_and_compare import assert_same_run, small
 from fedkeep.experiment import jobs
 from fedkeep.experiment.config import Config
 from fedkeep.experiment.jobs import Job, run_jobs

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from experiment.kill_and_compare import METHODS, assert_same_run, die_at, in_child, keep_last_state, small
 
+from experiment.kill_and_compare import METHODS, assert_same_run, die_at, in_child, keep_last_state, small
 from fedkeep.experiment.config import Config, read_toml
 from fedkeep.experiment.run import execute
 from fedkeep.experiment.rundir import RunDirectory

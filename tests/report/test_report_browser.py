@@ -180,7 +180,8 @@ def test_nothing_sticks_out_on_a_phone(page: Any, address: str, dark: bool) -> N
     until(page, "return document.documentElement.dataset.ready !== undefined")
     assert page.execute_script("return document.documentElement.scrollWidth") == 390
     script = """return [...document.querySelectorAll('.plot, select, .legend button, pre')]
-        .filter((one) => one.getBoundingClientRect().right > innerWidth + 0.5).map((one) => one.outerHTML.slice(0, 80))"""
+        .filter((one) => one.getBoundingClientRect().right > innerWidth + 0.5)
+        .map((one) => one.outerHTML.slice(0, 60))"""
     assert page.execute_script(script) == []
     assert complaints(page) == []
 

@@ -95,7 +95,7 @@ def test_costs_are_set_beside_the_baseline() -> None:
     other = made_up("scaffold", accuracy=[0.5] * 2, bytes_up=[1500, 500], bytes_down=[1000, 1000], **common)
     first, second = costs(group([base, other]))
     assert (first["up"], first["up_client"], first["seconds"]) == ("0.50 kB", "50 B", "3.00")
-    assert (first["times"], second["times"]) == ("1.00 ×", "2.00 ×")
+    assert (first["times"], second["times"]) == ("1.00 \N{MULTIPLICATION SIGN}", "2.00 \N{MULTIPLICATION SIGN}")
 
 
 def test_what_leaves_a_client_is_said_part_by_part() -> None:

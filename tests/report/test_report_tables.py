@@ -128,7 +128,9 @@ def test_the_slider_drops_seeds_then_rounds_to_fit_its_budget() -> None:
     def run(seed: int):
         rows = [pairs(number, LOCAL, BEFORE) for number in (1, 2, 3, 4)]
         return made_up(
-            seed=seed, accuracy=[0.5] * 4, tables={"pairs": {k: sum((r[k] for r in rows), []) for k in rows[0]}}
+            seed=seed,
+            accuracy=[0.5] * 4,
+            tables={"pairs": {k: [value for r in rows for value in r[k]] for k in rows[0]}},
         )
 
     report = group([run(0), run(1)])  # 2 seeds x 4 rounds x 6 cells

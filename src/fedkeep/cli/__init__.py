@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedkeep import __version__
-from fedkeep.cli import centralised, compare, data, demo, methods, partition, report, reproduce, run
+from fedkeep.cli import centralised, compare, data, demo, deploy, methods, partition, report, reproduce, run
 from fedkeep.cli.console import error, note, warnings_as_notes
 from fedkeep.errors import FedKeepError
 
@@ -63,7 +63,7 @@ def _fedkeep(
     """
 
 
-for module in (demo, run, compare, report, methods, partition, data, centralised, reproduce):
+for module in (demo, run, compare, report, methods, partition, data, centralised, reproduce, deploy):
     module.register(app)
 
 

@@ -178,7 +178,9 @@ def show(found: Comparison, files: dict[str, Path]) -> None:
         if text:
             console.print(Text(f"\n{text}", "dim"))
     if found.failures:
-        console.print(Text(f"\n{len(found.failures)} runs failed and are not in the numbers:", "bold red"))
+        count = len(found.failures)
+        text = f"{count} run{'s' if count > 1 else ''} failed, not in the numbers:"
+        console.print(Text(f"\n{text}", "bold red"))
         for name, why in found.failures.items():
             console.print(Text(f"  {name}: {why}"), soft_wrap=True)
     console.print()

@@ -19,7 +19,7 @@ from fedkeep.experiment.jobs import Job
 from fedkeep.papers.cells import Table
 from fedkeep.papers.checks import RIGHT
 from fedkeep.papers.pages import cell_text
-from fedkeep.papers.recipe import SCALES, Recipe, find, recipes
+from fedkeep.papers.recipe import SCALES, Recipe, find
 from fedkeep.papers.reproduce import Reproduction, Settings, reproduce
 from fedkeep.papers.summary import refresh
 
@@ -150,13 +150,15 @@ def _list(chosen: Sequence[Recipe], as_json: bool) -> None:
     if as_json:
         print_json([_document(recipe) for recipe in chosen])
         return
-    shown = table("recipe", "claim of the paper", "data", "time on two cores, small / paper")
+    console = output()
     for recipe in chosen:
-        times = " / ".join(_time(recipe.scales[scale].minutes) for scale in ("small", "paper"))
-        shown.add_row(Text(recipe.name, "cyan"), Text(recipe.claim), Text(", ".join(recipe.data)), Text(times))
-    output().print(shown)
-    words = f"\n{len(chosen)} of {len(recipes())} recipes; every one has the scales {', '.join(SCALES)} (seconds)"
-    output().print(Text(words.replace("smoke", "smoke (seconds)").removesuffix(" (seconds)"), "dim"))
+        times = ", ".join(f"{scale} {_time(recipe.scales[scale].minutes)}" for scale in ("small", "paper"))
+        head = Text.assemble((f"{recipe.name:20}", "bold cyan"), f"{', '.join(recipe.data)}; {times}")
+        console.print(head, Text(f"{recipe.where}. {recipe.claim}\n", "dim"), sep="\n")
+    words = (
+        f"{len(chosen)} recipes. Each has the scales {', '.join(SCALES)}; smoke takes seconds. Times are on two cores."
+    )
+    console.print(Text(words, "dim"))
 
 
 def _document(recipe: Recipe) -> dict[str, Any]:

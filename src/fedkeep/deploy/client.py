@@ -81,8 +81,7 @@ class Client:
         trainer = scene.trainer()
         outcome = client_round(trainer, broadcast, self._data(), memory, scene.index, rng)
         if scene.config.forgetting != "off":
-            if _judged(broadcast.round - 1) not in store:
-                self._remember(store, _judged(broadcast.round - 1), broadcast.params, broadcast.buffers)
+            self._remember(store, _judged(broadcast.round - 1), broadcast.params, broadcast.buffers)
             self._remember(store, _local(broadcast.round), outcome.params, outcome.buffers)
         store.put(_memory(broadcast.round), outcome.memory)
         self._tidy(store, broadcast.round, accepted)

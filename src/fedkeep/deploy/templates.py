@@ -122,7 +122,7 @@ cd "$(dirname "$0")"
 . ./environment
 exec flower-supernode --superlink "${SUPERLINK:-@ADDRESS@}" @SECURITY@ \\
     --host 127.0.0.1 --port "${NODE_PORT:-@NODE_PORT@}" \\
-    --node-config "name=\\"@NAME@\\" store=\\"$PWD/store\\" ${NODE_CONFIG:-}"
+    --node-config "name=\\"@NAME@\\" store=\\"${STORE:-$PWD/store}\\" ${NODE_CONFIG:-}"
 """
 
 NGINX = """\

@@ -167,7 +167,7 @@ def _compared(left: Cell, right: Cell, found: Estimate) -> str:
     if left.paper.value is not None and right.paper.value is not None:
         paper = _signed(left.paper.value - right.paper.value, decimals)
     ours = f"{_signed(found.mean, decimals)}{interval}"
-    return f"{left.column}: {left.row} \N{MINUS SIGN} {right.row} = {ours}{_paper(paper)}"
+    return f"{left.column}: {left.row} against {right.row} {ours}{_paper(paper)}"
 
 
 def _paper(text: str) -> str:

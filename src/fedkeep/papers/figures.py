@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from fedkeep.papers.cells import Table
-from fedkeep.report.style import DASHES, GREY, PALETTE, SCALES, faded, layout, ready_for_paper
+from fedkeep.report.style import DASHES, GREY, GRID, PALETTE, SCALES, faded, layout, ready_for_paper
 
 WIDE = 3  # panels side by side
 POINTS = 600  # of a curve that is drawn; more are thinned out
@@ -63,16 +63,19 @@ def pen(place: int) -> dict[str, Any]:
 
 
 def _subplots(titles: Sequence[str], height: int = 320, wide: int = WIDE, **more: Any) -> tuple[go.Figure, int]:
-    columns = max(1, min(wide, len(titles)))
+    columns = 2 if wide == WIDE and len(titles) == 4 else max(1, min(wide, len(titles)))
     rows = max(1, -(-len(titles) // columns))
     figure = make_subplots(rows, columns, subplot_titles=[escape(title) for title in titles], **more)
     figure.update_layout(layout(height=height * rows + 80))
     return figure, columns
 
 
-def _finished(figure: go.Figure, title: str) -> go.Figure:
-    made = ready_for_paper(figure, escape(title))
-    made.update_layout(legend={"orientation": "h", "y": -0.12, "yanchor": "top", "x": 0}, margin={"t": 84, "b": 96})
+def _finished(figure: go.Figure, title: str, below: str = "") -> go.Figure:
+    made = ready_for_paper(figure, escape(title) + (f"<br><sub>{escape(below)}</sub>" if below else ""))
+    legend = {"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0}
+    made.update_layout(legend=legend, margin={"t": 84, "b": 96}, title={"y": 1.0, "pad": {"t": 14}})
+    made.update_xaxes(gridcolor=GRID, linecolor=GRID, zerolinecolor=GRID, automargin=True)
+    made.update_yaxes(gridcolor=GRID, linecolor=GRID, zerolinecolor=GRID, automargin=True)
     return made
 
 
@@ -169,7 +172,7 @@ def heatmaps(grid: Mapping[str, Mapping[str, pd.DataFrame]], title: str, seed: i
                 figure.update_xaxes(type="category", row=down, col=across)
                 figure.update_yaxes(type="category", autorange="reversed", row=down, col=across)
     figure.update_annotations(font_size=10)
-    return _finished(figure, f"{title} (seed {seed}; rows: models, columns: data; forgotten is orange)")
+    return _finished(figure, title, f"seed {seed}; rows: models, columns: data; forgotten is orange, gained is blue")
 
 
 def stacked(shown: Mapping[str, tuple[np.ndarray, np.ndarray]], title: str) -> go.Figure:

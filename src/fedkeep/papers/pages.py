@@ -10,7 +10,7 @@ from fedkeep.experiment.files import write_whole
 from fedkeep.papers.cells import NOTHING, Table
 from fedkeep.papers.checks import RIGHT, Finding
 from fedkeep.papers.recipe import PAPERS
-from fedkeep.papers.result import IMAGES, Result
+from fedkeep.papers.result import IMAGE, Result
 
 NOTES = "notes.md"
 UNWRITTEN = "Nobody has written one yet."
@@ -25,9 +25,8 @@ def write_readme(result: Result, folder: Path) -> Path:
 
 
 def _figure(folder: Path) -> str:
-    image = next((name for name in IMAGES if (folder / name).exists()), None)
-    if image:
-        return f"![the figure]({image})\n\n[With numbers under the pointer](figure.html)"
+    if (folder / IMAGE).exists():
+        return f"![the figure]({IMAGE})\n\n[With numbers under the pointer](figure.html)"
     return "[Figure](figure.html)" if (folder / "figure.html").exists() else ""
 
 

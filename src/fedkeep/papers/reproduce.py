@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fedkeep import __version__
 from fedkeep.errors import DataError
 from fedkeep.experiment.about import about
 from fedkeep.experiment.jobs import Event, Job
@@ -80,14 +81,14 @@ def reproduce(recipe: Recipe, settings: Settings, watch: Watch = lambda jobs: nu
         failures=_failures(store, made),
         runs=_runs(context),
     )
-    folder, notes = write(result, outcome.figure, records, settings.out, settings.images)
+    folder, notes = write(result, outcome.figure, records, settings.out, settings.images and settings.scale != "smoke")
     write_readme(result, folder)
     return Reproduction(result, folder, (*store.notes, *notes))
 
 
 def _about(recipe: Recipe, settings: Settings) -> dict[str, Any]:
     known = about()
-    versions = {"python": known["python"], **known["versions"]}
+    versions = {"python": known["python"], **known["versions"], "fedkeep": __version__}
     chosen = {key: known[key] for key in ("machine", "git")}
     return {"command": command(recipe, settings), "date": known["started"][:10], "versions": versions, **chosen}
 

@@ -18,10 +18,11 @@ from fedkeep.experiment.files import cannot_write, write_whole
 from fedkeep.experiment.tables import to_parquet
 from fedkeep.papers.cells import Table
 from fedkeep.papers.checks import Finding, judge, verdict
+from fedkeep.papers.images import svg
 from fedkeep.papers.recipe import Recipe, load
 
 SCRIPT = "plotly.min.js"
-IMAGES = ("figure.svg", "figure.png")
+IMAGE = "figure.svg"
 VERSION = 1
 NO_VERDICT = "no verdict at smoke scale"
 
@@ -129,13 +130,12 @@ def write_figure(figure: go.Figure, folder: Path, out: Path, images: bool) -> li
         write_whole(out / SCRIPT, get_plotlyjs().encode())
     upwards = "/".join([".."] * len(folder.relative_to(out).parts))
     page = io.StringIO()
-    figure.write_html(page, include_plotlyjs=f"{upwards}/{SCRIPT}", full_html=True, div_id="figure")
+    figure.write_html(page, include_plotlyjs=f"{upwards}/{SCRIPT}", div_id="figure", config={"displayModeBar": False})
     write_whole(folder / "figure.html", page.getvalue().encode())
     if not images:
         return []
-    try:
-        write_whole(folder / IMAGES[0], figure.to_image("svg", width=1100, height=figure.layout.height or 400))
-    except Exception as error:  # no kaleido, or no browser for it
-        reason = str(error).strip().splitlines()
-        return [f'no figure.svg ({reason[0] if reason else error}); pip install "fedkeep[figures]" and a Chromium']
+    drawn = svg(figure, out / SCRIPT)
+    if isinstance(drawn, str):
+        return [f"no {IMAGE}: {drawn}"]
+    write_whole(folder / IMAGE, drawn)
     return []

@@ -52,7 +52,7 @@ def _with_band(pen: Pen, band: Band, scale: float) -> list[go.Scatter]:
 
 
 def _edges(band: Band, shade: dict) -> tuple[tuple[np.ndarray, dict], tuple[np.ndarray, dict]]:
-    return (band.high, {}), (band.low, shade)
+    return (band.low, {}), (band.high, shade)
 
 
 def minority_lines(lines: Sequence[tuple[Pen, Band, Band]]) -> go.Figure:

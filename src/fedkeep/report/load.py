@@ -128,7 +128,7 @@ def spread(values: np.ndarray, count: int) -> np.ndarray:
     """At most `count` of the values, evenly spaced, the first and the last among them.
 
     >>> spread(np.arange(1, 101), 5).tolist()
-    [1, 26, 50, 75, 100]
+    [1, 26, 51, 75, 100]
     >>> spread(np.array([1, 2, 3]), 5).tolist()
     [1, 2, 3]
     """

@@ -92,7 +92,7 @@ def _values(values: list[Any]) -> list[Any]:
 
 def _axis(values: list[Any]) -> dict[str, Any]:
     numbers = sorted({value for value in values if _is_number(value)})
-    if len(numbers) < len(set(map(format_value, values))):
+    if not numbers or len(numbers) < len(set(map(format_value, values))):
         return {"type": "category"}
     logarithmic = numbers[0] > 0 and numbers[-1] / numbers[0] >= WIDE
     ticks = {"tickvals": numbers, "ticktext": [format_value(value) for value in numbers]}

@@ -1,0 +1,113 @@
+"""FedKeep beside its peers: one table per workload."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from contenders import PEERS, ours, peer
+from race import HERE, Outcome
+from tables import Settings, Table, held, megabytes, problems, seconds
+from tasks import Verdict, gflop_a_round, judge, write_task
+from workloads import Workload
+
+GOALS = {"W1": (4.0, 8.0), "W2": (1.5, 1.8), "W3": (4.0, 6.0), "W4": (1.0, 1.1)}
+"""How many times as fast as the best peer: at least, and the aim."""
+SAME_ACCURACY = 0.05  # contenders shuffle differently; a few rounds on two labels a client swing by about this much
+
+
+def beside_peers(name: str, settings: Settings, peak: float) -> Table:
+    """One workload: FedKeep and the peers in turns, and whether all did the same work."""
+    shape = settings.shape(name)
+    folder, prepared = write_task(name, settings.sources, shape)
+    contenders, notes = [ours("**FedKeep**", name, settings.sources, shape)], []
+    for known in settings.peers:
+        found = PEERS[known].leaves_out.get(name) or peer(known, folder, settings.sources.folder)
+        if isinstance(found, str):
+            notes.append(found)
+        else:
+            contenders.append(found)
+    outcomes = held(settings, contenders, shape, keep=True)
+    notes += problems(outcomes)
+    finished = [outcome for outcome in outcomes if outcome.seconds and outcome.params]
+    verdicts = {outcome.name: judge(prepared, outcome.params) for outcome in finished}
+    work = gflop_a_round(prepared)
+    rows = [_peer_row(outcome, finished, verdicts, work, peak) for outcome in finished]
+    notes += _same_work(verdicts) + _against_best(name, finished)
+    head = (
+        "",
+        "how",
+        "best s/round",
+        "median",
+        "times as fast",
+        "GFLOP/s",
+        "of peak",
+        "memory",
+        "accuracy",
+        "distance",
+    )
+    return Table(f"{name}: {shape.title}", _peer_words(shape, work), head, rows, notes)
+
+
+def _peer_words(shape: Workload, work: float) -> str:
+    timed = shape.turns * shape.rounds_a_turn
+    return (
+        f"{timed} timed rounds each after one to warm up, in turns of {shape.rounds_a_turn}; {work:.4g} GFLOP a round. "
+        "Times as fast: the best peer = 1, by best rounds. Memory: PSS over all processes. Accuracy on the test images "
+        "after the last round. Distance: how far the model's change is from FedKeep's, relative to its length."
+    )
+
+
+def _peer_row(
+    outcome: Outcome, finished: Sequence[Outcome], verdicts: dict[str, Verdict], work: float, peak: float
+) -> tuple[str, ...]:
+    others = [other.best for other in finished[1:]] or [outcome.best]
+    verdict, first = verdicts[outcome.name], verdicts[finished[0].name]
+    distance = float((verdict.change - first.change).norm() / first.change.norm())
+    return (
+        f"{outcome.name} {outcome.facts['version']}",
+        outcome.facts["how"] + (f", {outcome.facts['layout']}" if "layout" in outcome.facts else ""),
+        seconds(outcome.best),
+        seconds(outcome.median),
+        f"{min(others) / outcome.best:.2f}",
+        f"{work / outcome.best:.0f}",
+        f"{work / outcome.best / peak:.0%}" if peak else "-",
+        megabytes(outcome.memory),
+        f"{verdict.accuracy:.3f}",
+        f"{distance:.2g}",
+    )
+
+
+def _same_work(verdicts: dict[str, Verdict]) -> list[str]:
+    middle = statistics.median(verdict.accuracy for verdict in verdicts.values())
+    odd = [name for name, verdict in verdicts.items() if abs(verdict.accuracy - middle) > SAME_ACCURACY]
+    if odd:
+        return [
+            f"NOT the same work: {', '.join(odd)} more than {SAME_ACCURACY} away from the median accuracy {middle:.3f}"
+        ]
+    return [f"same work: all accuracies within {SAME_ACCURACY} of their median {middle:.3f}"]
+
+
+def _against_best(name: str, finished: Sequence[Outcome]) -> list[str]:
+    if len(finished) < 2 or finished[0].name != "**FedKeep**":
+        return []
+    least, aim = GOALS[name]
+    best = min(finished[1:], key=lambda outcome: outcome.best)
+    middle = min(finished[1:], key=lambda outcome: outcome.median)
+    ratio, by_median = best.best / finished[0].best, middle.median / finished[0].median
+    verdict = "the aim is reached" if ratio >= aim else "reached" if ratio >= least else "NOT reached"
+    return [
+        f"**{ratio:.2f} x** the best peer ({best.name}), {by_median:.2f} x by medians; asked for: at least {least} x, "
+        f"aim {aim} x: {verdict}"
+    ]
+
+
+def measured_peak() -> dict[str, float]:
+    """GFLOP/s of matrix multiplication, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, str(HERE / "peak.py")], capture_output=True, text=True, timeout=60, check=True
+    )
+    return json.loads(done.stdout)
