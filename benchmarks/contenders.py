@@ -26,6 +26,7 @@ SILENT = {
     "RAY_DEDUP_LOGS": "0",
     "TOKENIZERS_PARALLELISM": "false",
 }
+SLOW = "{} is left out of W4, where a round takes it minutes; `--peers` with its name includes it"
 TORCHRUN = ("-m", "torch.distributed.run", "--master-addr", "127.0.0.1", "--master-port", "29511")
 
 
@@ -50,8 +51,8 @@ PEERS = {
         {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
         isolated=True,
     ),
-    "fedjax": Peer("fedjax", "fedjax_sim.py", (), {"JAX_PLATFORMS": "cpu"}),
-    "fedlab": Peer("FedLab", "fedlab_sim.py"),
+    "fedjax": Peer("fedjax", "fedjax_sim.py", (), {"JAX_PLATFORMS": "cpu"}, leaves_out={"W4": SLOW.format("fedjax")}),
+    "fedlab": Peer("FedLab", "fedlab_sim.py", leaves_out={"W4": SLOW.format("FedLab")}),
     "plain": Peer("plain PyTorch loop", "plain_loop.py"),
 }
 

@@ -26,6 +26,7 @@ from fedkeep.rng import stream, torch_seeded
 from fedkeep.simulate import Simulation
 
 IMPORTED = time.time()
+STAGES = ("import", "data", "memory layout chosen", "step recorded, workers ready")
 
 
 def varied(
@@ -64,20 +65,20 @@ def wake(simulation: Simulation, workers: int) -> None:
 def main() -> None:
     turns, given = Turns(), json.loads(os.environ[OPTIONS])
     torch.set_num_threads(1)  # as `fedkeep run` does
+    times = [float(os.environ[STARTED]), IMPORTED]
     prepared = varied(prepare(Config(**given["run"])), **given.get("vary", {}))
-    loaded = time.time()
+    times.append(time.time())
     prepared = resolved(prepared)
+    times.append(time.time())
     config, workers = prepared.config, prepared.config.workers or cores()
     simulation = simulation_of(prepared, engine_for(config))
     wake(simulation, workers)
-    ready = time.time()
+    times.append(time.time())
     turns.ready(
         version=fedkeep.__version__,
         how=f"{workers} {'worker' if workers == 1 else 'workers'} x 1 thread",
         layout=config.layout,
-        imported=IMPORTED - float(os.environ[STARTED]),
-        loaded=loaded - IMPORTED,
-        workers=ready - loaded,
+        stages=dict(zip(STAGES, np.diff(times).tolist(), strict=True)),
     )
     try:
         for _ in range(config.rounds - 1):

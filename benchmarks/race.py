@@ -126,7 +126,7 @@ class _Runner:
 
     def _hear(self, key: str, deadline: float, watch_memory: bool = False) -> Any:
         assert self._line is not None
-        while not self._line.poll(0.25):
+        while not self._line.poll(1.0):
             if watch_memory:
                 self.see_memory()
             self._alive(deadline)

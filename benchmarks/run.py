@@ -38,7 +38,7 @@ RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help=f"some of: {', '.join(SECTIONS)}")
-    parser.add_argument("--peers", default=",".join(PEERS), help=f"some of: {', '.join(PEERS)}; - for none")
+    parser.add_argument("--peers", default="", help=f"some of: {', '.join(PEERS)}; - for none")
     parser.add_argument("--rounds", type=int, default=0, help="timed rounds of each contender")
     parser.add_argument("--repeat", type=int, default=1, help="how often each race is held, with new processes")
     parser.add_argument("--data-root", default="", help="folder with the MNIST files; without it, images are made up")
@@ -46,7 +46,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", default="", help="write there (default: benchmarks/RESULTS.md, for a complete run)")
     given = parser.parse_args()
     given.only = chosen(parser, given.only or ",".join(SECTIONS), SECTIONS)
-    given.peers = () if given.peers == "-" else chosen(parser, given.peers, tuple(PEERS))
+    given.all_peers = bool(given.peers)
+    given.peers = () if given.peers == "-" else chosen(parser, given.peers or ",".join(PEERS), tuple(PEERS))
     return given
 
 
@@ -98,7 +99,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     with tempfile.TemporaryDirectory(prefix="bench-data-") as folder:
         sources = Sources.find(Path(folder), given.data_root)
-        settings = Settings(sources, given.peers, given.repeat, given.rounds, given.quick)
+        settings = Settings(sources, given.peers, given.all_peers, given.repeat, given.rounds, given.quick)
         peak = measured_peak()
         parts = [header(given, sources, peak, load)]
         print(parts[0], flush=True)

@@ -18,6 +18,7 @@ class Settings:
 
     sources: Sources
     peers: tuple[str, ...]
+    all_peers: bool = False  # also where they are left out to save time
     repeat: int = 1
     rounds: int = 0  # timed rounds of each contender; 0: as the workload says
     quick: bool = False

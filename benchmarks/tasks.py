@@ -122,6 +122,10 @@ class Verdict:
     loss: float
     change: torch.Tensor  # of all weights, as one vector
 
+    def distance(self, other: Verdict) -> float:
+        """How far this change is from another, relative to the other's length."""
+        return float((self.change - other.change).norm() / other.change.norm())
+
 
 def judge(prepared: Prepared, params: Mapping[str, np.ndarray]) -> Verdict:
     """Judge final weights with FedKeep's model, whoever made them."""

@@ -16,7 +16,8 @@ from workloads import Workload
 
 GOALS = {"W1": (4.0, 8.0), "W2": (1.5, 1.8), "W3": (4.0, 6.0), "W4": (1.0, 1.1)}
 """How many times as fast as the best peer: at least, and the aim."""
-SAME_ACCURACY = 0.05  # contenders shuffle differently; a few rounds on two labels a client swing by about this much
+SAME_ACCURACY, SAME_CHANGE = 0.05, 0.25
+"""Contenders shuffle differently: accuracies may be that far from their median, changes that far from FedKeep's."""
 
 
 def beside_peers(name: str, settings: Settings, peak: float) -> Table:
@@ -25,7 +26,8 @@ def beside_peers(name: str, settings: Settings, peak: float) -> Table:
     folder, prepared = write_task(name, settings.sources, shape)
     contenders, notes = [ours("**FedKeep**", name, settings.sources, shape)], []
     for known in settings.peers:
-        found = PEERS[known].leaves_out.get(name) or peer(known, folder, settings.sources.folder)
+        left_out = None if settings.all_peers else PEERS[known].leaves_out.get(name)
+        found = left_out or peer(known, folder, settings.sources.folder)
         if isinstance(found, str):
             notes.append(found)
         else:
@@ -66,7 +68,6 @@ def _peer_row(
 ) -> tuple[str, ...]:
     others = [other.best for other in finished[1:]] or [outcome.best]
     verdict, first = verdicts[outcome.name], verdicts[finished[0].name]
-    distance = float((verdict.change - first.change).norm() / first.change.norm())
     return (
         f"{outcome.name} {outcome.facts['version']}",
         outcome.facts["how"] + (f", {outcome.facts['layout']}" if "layout" in outcome.facts else ""),
@@ -77,18 +78,20 @@ def _peer_row(
         f"{work / outcome.best / peak:.0%}" if peak else "-",
         megabytes(outcome.memory),
         f"{verdict.accuracy:.3f}",
-        f"{distance:.2g}",
+        f"{verdict.distance(first):.2g}",
     )
 
 
 def _same_work(verdicts: dict[str, Verdict]) -> list[str]:
     middle = statistics.median(verdict.accuracy for verdict in verdicts.values())
-    odd = [name for name, verdict in verdicts.items() if abs(verdict.accuracy - middle) > SAME_ACCURACY]
-    if odd:
-        return [
-            f"NOT the same work: {', '.join(odd)} more than {SAME_ACCURACY} away from the median accuracy {middle:.3f}"
-        ]
-    return [f"same work: all accuracies within {SAME_ACCURACY} of their median {middle:.3f}"]
+    first = next(iter(verdicts.values()))
+    odd = [
+        name
+        for name, verdict in verdicts.items()
+        if abs(verdict.accuracy - middle) > SAME_ACCURACY or verdict.distance(first) > SAME_CHANGE
+    ]
+    allowed = f"accuracy within {SAME_ACCURACY} of the median {middle:.3f}, distance at most {SAME_CHANGE}"
+    return [f"NOT the same work: {', '.join(odd)} ({allowed})"] if odd else [f"all did the same work: {allowed}"]
 
 
 def _against_best(name: str, finished: Sequence[Outcome]) -> list[str]:

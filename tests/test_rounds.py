@@ -196,15 +196,16 @@ def poisoned() -> ClientData:
 def test_a_client_that_is_not_finite_is_left_out(name):
     clients = [CLIENTS[0], CLIENTS[3], poisoned()]
     plan = Plan(SGD(0.1), batch_size=4, epochs=2)
-    run = play(name, Network(), clients, [[0, 2, 1], [2, 0], [1, 2]], plan)
-    without = play(name, Network(), clients, [[0, 1], [0], [1]], plan)
+    run = play(name, Normed(), clients, [[0, 2, 1], [2, 0], [1, 2]], plan)
+    without = play(name, Normed(), clients, [[0, 1], [0], [1]], plan)
     assert [[f.update.facts.finite for f in outcomes.values()] for outcomes in run.outcomes] == [
         [True, False, True],
         [False, True],
         [True, False],
     ]
     assert_same_bits(run.last.params, without.last.params)
-    assert finite(run.last.params)
+    assert_same_bits(run.last.buffers, without.last.buffers)
+    assert finite(run.last.params) and finite(run.last.buffers)
     for a, b in zip(run.states, without.states, strict=True):
         for mechanism, slots in a.slots.items():
             for slot in slots:

@@ -176,6 +176,21 @@ def test_how_the_cohort_is_cut_does_not_matter(method):
     assert_equal_runs(run(config, 2), run(config, 2, Many))
 
 
+def test_every_client_and_round_has_a_stream_of_its_own():
+    """What a client does follows from (seed, round, client) and what it received, and from each of them."""
+    simulation = federation([0] * 9 + [1] * 9, [0, 1, 2] * 6, "fedavg")
+    bench, nothing = simulation.engine.bench, np.zeros(0, dtype=np.int64)
+    found = []
+    for number in (1, 2):
+        broadcast = replace(broadcast_of(simulation.state), round=number)
+        bundle = bench.run_group(broadcast, [0], {}, nothing).bundle
+        outcome = client_round(bench.trainer, broadcast, bench.client_data(0), None, 0, stream(0, "client", number, 0))
+        assert_same_bits(bundle.total, bench.trainer.method.aggregate.contribution(outcome.update))
+        found.append(outcome.params["hidden.weight"])
+    other = client_round(bench.trainer, broadcast, bench.client_data(0), None, 0, stream(0, "client", 2, 1))
+    assert not torch.equal(found[0], found[1]) and not torch.equal(found[1], other.params["hidden.weight"])
+
+
 def test_measuring_changes_nothing_in_training():
     states = [run(replace(TINY, method="scaffold+wsm", forgetting=kind))[0].state for kind in ("off", "cohort", "all")]
     for state in states[1:]:
@@ -297,7 +312,7 @@ def test_accuracy_and_loss_are_those_of_the_new_global_model():
 
 def hand_worked():
     """Six examples of three clients, of which 0 and 1 take part."""
-    right = {"before": "101101", "local0": "110100", "local1": "001011", "after": "101110"}
+    right = {"before": "101101", "local0": "110000", "local1": "001011", "after": "101110"}
     order = {name: np.array([letter == "1" for letter in word]) for name, word in right.items()}
     return np.array([0, 1, 1, 1, 0, 2]), np.array([0, 0, 1, 1, 2, 2]), order
 
@@ -306,8 +321,8 @@ def test_a_round_worked_by_hand():
     labels, owners, right = hand_worked()
     local = {0: right["local0"], 1: right["local1"]}
     found = measure(7, labels, owners, 3, right["before"], local, right["after"], {0: 3.0, 1: 1.0})
-    # accuracies on the data of clients 0, 1, 2:  before .5 1 .5;  model 0: 1 .5 0;  model 1: 0 .5 1;  after .5 1 .5
-    # F[k, i] = before_k - model i on k:  [[-.5, .5], [.5, .5], [.5, -.5]]
+    # accuracies on the data of clients 0, 1, 2:  before .5 1 .5;  model 0: 1 0 0;  model 1: 0 .5 1;  after .5 1 .5
+    # F[k, i] = before_k - model i on k:  [[-.5, .5], [1, .5], [.5, -.5]]
     nan = np.nan
     expected = {
         "round": [7, 7, 7],
@@ -317,8 +332,8 @@ def test_a_round_worked_by_hand():
         "accuracy_before": [0.5, 1.0, 0.5],
         "accuracy_local": [1.0, 0.5, nan],
         "accuracy_after": [0.5, 1.0, 0.5],
-        "forgetting_by_model": [0.5, 0.0, nan],
-        "forgetting_by_data": [0.5, 0.5, 0.0],
+        "forgetting_by_model": [0.75, 0.0, nan],
+        "forgetting_by_data": [0.5, 1.0, 0.0],
         "forgettable": [3, 1, nan],
         # (before, own model, after): client 0 has 111 and 010, client 1 has 111 and 101
         "right_before": [1, 2, 0],
@@ -337,18 +352,18 @@ def test_a_round_worked_by_hand():
     for column, values in expected.items():
         np.testing.assert_allclose(found.clients[column], values, err_msg=column)
     pairs = {(m, d): f for m, d, f in zip(*(found.forgetting[c] for c in ("model", "data", "forgetting")), strict=True)}
-    assert pairs == {(0, 0): -0.5, (1, 0): 0.5, (0, 1): 0.5, (1, 1): 0.5, (0, 2): 0.5, (1, 2): -0.5}
+    assert pairs == {(0, 0): -0.5, (1, 0): 0.5, (0, 1): 1.0, (1, 1): 0.5, (0, 2): 0.5, (1, 2): -0.5}
     np.testing.assert_allclose(found.classes["judged"], [2, 3, 1])
     np.testing.assert_allclose(found.classes["accuracy_before"], [0.5, 2 / 3, 1])
     np.testing.assert_allclose(found.classes["accuracy_after"], [1, 2 / 3, 0])
-    # accuracy lost per class, mean of the two models: (0 + 0)/2, (0 + 1/3)/2, (1 + 0)/2
-    np.testing.assert_allclose(found.classes["forgetting"], [0, 1 / 6, 0.5], atol=1e-12)
+    # accuracy lost per class, mean of the two models: (0 + 0)/2, (1/3 + 1/3)/2, (1 + 0)/2
+    np.testing.assert_allclose(found.classes["forgetting"], [0, 1 / 3, 0.5], atol=1e-12)
     # the cohort's own examples by class: label 0 has 111; label 1 has 010, 111, 101
     assert found.classes["right_before"].tolist() == [1, 2, 0]
     assert found.classes["learned_local"].tolist() == [0, 1, 0]
     assert found.classes["regained"].tolist() == [0, 1, 0]
     summary = found.summary
-    assert (summary["forgetting"], summary["forgetting_outside"], summary["forgettable"]) == (0.5, 0.0, 4.0)
+    assert (summary["forgetting"], summary["forgetting_outside"], summary["forgettable"]) == (0.75, 0.0, 4.0)
     assert (summary["right_before"], summary["right_local"], summary["right_after"]) == (3, 3, 3)
 
 
@@ -357,11 +372,11 @@ def test_the_same_round_probed_on_the_cohort_only():
     probed = np.arange(4)
     local = {0: right["local0"][:4], 1: right["local1"][:4]}
     found = measure(7, labels, owners, 3, right["before"], local, right["after"], probed=probed)
-    np.testing.assert_allclose(found.clients["forgetting_by_model"], [0.5, 0.5, np.nan])
-    np.testing.assert_allclose(found.clients["forgetting_by_data"], [0.5, 0.5, np.nan])
+    np.testing.assert_allclose(found.clients["forgetting_by_model"], [1.0, 0.5, np.nan])
+    np.testing.assert_allclose(found.clients["forgetting_by_data"], [0.5, 1.0, np.nan])
     np.testing.assert_allclose(found.clients["accuracy_after"], [0.5, 1.0, 0.5])
-    np.testing.assert_allclose(found.classes["forgetting"], [0.5, 1 / 6, np.nan])
-    assert np.isnan(found.summary["forgetting_outside"]) and found.summary["forgetting"] == 0.5
+    np.testing.assert_allclose(found.classes["forgetting"], [0.5, 1 / 3, np.nan])
+    assert np.isnan(found.summary["forgetting_outside"]) and found.summary["forgetting"] == 0.75
     assert found.forgetting["data"].tolist() == [0, 0, 1, 1]
 
 
@@ -396,7 +411,10 @@ def test_the_decomposition_adds_up_in_every_round(forgetting):
 
 def test_the_tables_against_models_judged_one_by_one():
     """Accuracies and F_ki of a real run, from every model of the round loaded and asked by hand."""
-    simulation = federation(OWNERS, LABELS, "fedavg", validation=0.3, size=2, forgetting="all", module=Normed())
+    generator = np.random.default_rng(1)
+    owners, labels = generator.integers(0, 4, 90), generator.integers(0, 3, 90)
+    plan = Plan(SGD(0.5), batch_size=4, epochs=2)
+    simulation = federation(owners, labels, "fedavg", 0.5, 2, Normed(), plan, "all")
     population, trainer = simulation.population, simulation.engine.bench.trainer
     simulation.step()
     for number in (2, 3):
@@ -416,6 +434,7 @@ def test_the_tables_against_models_judged_one_by_one():
         np.testing.assert_allclose(table["accuracy_before"], before)
         after = [accuracy(simulation.state.params, simulation.state.buffers, k) for k in range(4)]
         np.testing.assert_allclose(table["accuracy_after"], after)
+        assert before != after  # else a stale number would go unnoticed
         pairs = record.measured.forgetting
         expected = {}
         for i in record.cohort:

@@ -7,14 +7,17 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedkeep.aggregation import FedNova, WeightedMean
 from fedkeep.local_opt import SGD, Adam
 from fedkeep.mechanisms import Proximal
 from fedkeep.method import Method, Plan
+from fedkeep.rounds import ServerState, collect, server_round
 from fedkeep.server_opt import ServerSGD
 from reference import fednova
-from toys import Bowl, HalfSquare, Slope, Sum, as_numpy, assert_trees, bowl, constant, play
+from toys import Bowl, HalfSquare, Slope, Sum, as_numpy, as_tensors, assert_trees, bowl, constant, play, update
 
 EXAMPLES = [2, 10, 5]  # with batches of one also the local steps
 CENTRES = np.array([4.0, -3.0, 1.0])
@@ -39,6 +42,22 @@ def test_every_round_is_the_twins(optimizer, mu):
         shares = [EXAMPLES[k] / sum(EXAMPLES[j] for j in cohort) for k in cohort]
         expected = fednova.aggregate(as_numpy(run.states[number].params), models, shares, norms)
         assert_trees(run.states[number + 1].params, expected)
+
+
+@given(seed=st.integers(0, 1000), clients=st.integers(1, 5))
+@settings(deadline=None, max_examples=30)
+def test_one_aggregation_is_the_twins_whatever_examples_and_steps(seed, clients):
+    generator = np.random.default_rng(seed)
+    examples, norms = generator.integers(1, 99, clients), generator.uniform(0.5, 30, clients)
+    start = {"a": generator.normal(size=3)}
+    models = [{"a": generator.normal(size=3)} for _ in range(clients)]
+    updates = [
+        update(k, int(n), float(norm), a=(model["a"] - start["a"]).tolist())
+        for k, (n, norm, model) in enumerate(zip(examples, norms, models, strict=True))
+    ]
+    spec = method(FedNova(), Sum())
+    new = server_round(spec, ServerState(as_tensors(start), {}, {}, {}), collect(spec, updates), 9)
+    assert_trees(new.params, fednova.aggregate(start, models, (examples / examples.sum()).tolist(), norms.tolist()))
 
 
 def test_equal_step_counts_make_it_fedavg():

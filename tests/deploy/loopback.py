@@ -19,6 +19,9 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedkeep.deploy.client import make_app
+from fedkeep.deploy.options import Options, from_run_config, to_run_config
+from fedkeep.deploy.serve import serve
+from fedkeep.experiment import Config, Run
 
 Tamper = Callable[[int, Message, Message], "Message | None"]
 """(client, request, reply) -> the reply that arrives; None for none."""
@@ -108,3 +111,24 @@ class LoopbackGrid(Grid):
 
     def send_and_receive(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError
+
+
+SMALL = {"clients": 4, "fraction": 0.5, "rounds": 2, "limit": 100, "local_epochs": 1}
+
+
+class Deployment:
+    """A small federation over a loopback grid; its store and its run directory live in `folder`."""
+
+    def __init__(self, folder: Path, method: str = "fedavg", options: dict[str, Any] | None = None, **config: Any) -> None:
+        self.options = Options(**{"out": str(folder / "run"), **(options or {})})
+        self.run_config = to_run_config(Config(method=method, **{**SMALL, **config}), self.options)
+        self.config = from_run_config(self.run_config)[0]
+        self.lines: list[str] = []
+        self.grid = LoopbackGrid(self.run_config, self.options.client_names(self.config.clients), folder / "store")
+
+    def serve(self) -> Run:
+        return serve(self.grid, self.run_config, self.lines.append)
+
+    def said(self, *words: str) -> bool:
+        """Whether one line holds all these words."""
+        return any(all(word in line for word in words) for line in self.lines)

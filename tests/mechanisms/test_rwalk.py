@@ -8,7 +8,7 @@ import torch
 
 from fedkeep.mechanisms import EWC, RWalk
 from fedkeep.mechanisms.rwalk import per_tensor
-from fedkeep.method import StepContext
+from fedkeep.method import LocalContext, LocalResult, StepContext
 from reference import importance, losses, mlp, rwalk
 from toys import Network, as_numpy, as_tensors, assert_trees, blobs, play, whole_batches
 
@@ -83,8 +83,12 @@ def test_steps_uphill_do_not_count():
     mechanism = RWalk(1.0)
     w = {"w": torch.zeros(2)}
     gradient, after = {"w": torch.tensor([1.0, 1.0])}, {"w": torch.tensor([-0.1, 0.1])}  # downhill, uphill
-    score = mechanism.track(mechanism.track_init(w), w, gradient, after, StepContext(w, {}, 0.1))["score"]["w"]
-    assert score[0] > 0 > score[1]
+    track = mechanism.track(mechanism.track_init(w), w, gradient, after, StepContext(w, {}, LR))
+    assert track["score"]["w"][0] > 0 > track["score"]["w"][1]
+    fisher = {"w": torch.tensor([2.0, 1.0])}
+    result = LocalResult(after, 1, track, lambda: np.zeros(1), lambda: np.zeros(1), lambda: fisher)
+    sent = mechanism.client_end(LocalContext(w, {}, {}, 1, 1, LR, 1), result).upload["importance"]
+    assert sent["w"].tolist() == [2.0, 0.5]  # F / max F = (1, 1/2), the score (1, 0)
 
 
 def test_it_is_ewc_with_another_importance():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedkeep.report.findings import minority_share
 from fedkeep.report.series import group
-from fedkeep.report.words import Summary, minority_share, summarise
+from fedkeep.report.words import Summary, summarise
 from report.made_up import dealt, made_up, two_methods
 
 
@@ -50,6 +51,31 @@ def test_forgetting_little_by_knowing_little_is_not_praised() -> None:
     summary = summarise(group(runs))
     assert "None of the methods" in summary.lead
     assert "a model that knows less has less to forget" in text(summary, "Which method helps")
+
+
+def test_gaining_is_not_called_forgetting() -> None:
+    runs = [made_up("fedavg", accuracy=[0.5], forgetting=[0.3]), made_up("tce", accuracy=[0.5], forgetting=[-0.1])]
+    summary = summarise(group(runs))
+    assert "a round of local training gains 10.0 points of accuracy" in summary.lead
+    assert "`tce` gains 10.0 points instead of forgetting, 40.0 points less (one seed)" in text(
+        summary, "Which method helps"
+    )
+
+
+def test_each_setting_is_set_beside_its_own_baseline() -> None:
+    def run(method: str, alpha: float, forgetting: float):
+        options = {"partition": f"dirichlet(alpha={alpha})"}
+        return made_up(method, accuracy=[0.5], forgetting=[forgetting], options=options)
+
+    runs = [run("tce", 10, 0.01), run("fedavg", 0.1, 0.5), run("fedavg", 10, 0.05), run("tce", 0.1, 0.2)]
+    summary = summarise(group(runs))
+    assert summary.lead.startswith("`tce, dirichlet(alpha=0.1)` helps most"), "0.3 less, against 0.04 less"
+    assert [line.partition(" forgets")[0] for line in text(summary, "Which method helps").splitlines()] == [
+        "Against `fedavg, dirichlet(alpha=0.1)`:",
+        "`tce, dirichlet(alpha=0.1)`",
+        "Against `fedavg, dirichlet(alpha=10)`:",
+        "`tce, dirichlet(alpha=10)`",
+    ]
 
 
 def test_what_differs_besides_the_method_is_said() -> None:

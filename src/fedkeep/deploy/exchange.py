@@ -19,6 +19,7 @@ from fedkeep.deploy.messages import Greeting
 from fedkeep.deploy.wire import WireError, shown, size_of
 
 PAUSE = 0.2  # seconds between two looks for replies
+AGAIN = 30.0  # seconds until a node that did not say who it is is asked again
 LOOKS = 25  # replies looked for between two pauses
 REASONS = {
     1: "its app could not be loaded",
@@ -58,6 +59,7 @@ class Exchange:
     greetings: dict[int, Greeting] = field(default_factory=dict)  # client -> what it said last
     known: Mapping[int, Greeting] = field(default_factory=dict)  # clients that need not be asked, if registered
     strangers: set[int] = field(default_factory=set)  # nodes that are none of ours
+    silent: dict[int, float] = field(default_factory=dict)  # nodes that did not say who they are, and since when
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     say: Callable[[str], None] = lambda line: None
@@ -69,7 +71,8 @@ class Exchange:
     def online(self) -> dict[int, int]:
         """The clients that are connected now, with their nodes; nodes never met before are asked who they are."""
         present = {node.node_id: node.name for node in self.grid.get_nodes()}
-        met = set(self.nodes.values()) | self.strangers
+        silent = {node for node, since in self.silent.items() if self.clock() - since < AGAIN}
+        met = set(self.nodes.values()) | self.strangers | silent
         if new := {node: name for node, name in present.items() if node not in met}:
             self._meet(new, set(present))
         return {client: node for client, node in sorted(self.nodes.items()) if node in present}
@@ -186,10 +189,11 @@ class Exchange:
         ids = self._push(messages.HELLO, requests, places, replies)
         self._collect(ids, places, lambda _, records: self.read_greeting(records), replies)
         for node, why in replies.failures.items():
+            self.silent[node] = self.clock()
             self.say(f"node {node} did not say who it is: {why}")
         return replies.found
 
 
 def _reason(reply: Message) -> str:
     words = REASONS.get(reply.error.code, f"Flower reports error {reply.error.code}")
-    return f"{words}: {shown(reply.error.reason)}" if reply.error.reason else words
+    return f"{words}: {shown(reply.error.reason, 500)}" if reply.error.reason else words

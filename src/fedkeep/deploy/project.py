@@ -11,13 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tomli_w
+import torch
 
 from fedkeep.deploy import templates
 from fedkeep.deploy.certificates import write_certificates, write_node_key, write_secret
 from fedkeep.deploy.options import Options, deployed, to_run_config
-from fedkeep.deploy.privacy import Privacy, check_covered
+from fedkeep.deploy.privacy import Privacy
 from fedkeep.deploy.scene import server_scene
 from fedkeep.deploy.sent import statement
+from fedkeep.deploy.server import start_of
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.config import Config
 
@@ -79,8 +81,8 @@ def is_loopback(host: str) -> bool:
 def write_project(project: Project, folder: Path) -> list[str]:
     """Write everything into a new folder; every refusal comes before the first file. Gives what leaves a client."""
     scene = server_scene(project.config, replace(project.options, test=""))
-    check_covered(scene.method, scene.model, project.config, project.options)
-    privacy = Privacy.of(project.config, project.options, scene.cohort_size)
+    with torch.random.fork_rng(devices=[]):
+        privacy = start_of(scene).privacy
     sends = statement(scene.method, project.options, project.config, privacy)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"{folder}: is there already; choose a new folder, so that no key is overwritten")

@@ -56,6 +56,34 @@ class NetworkRecord(RoundRecord):
         return super().row() | dict(self.extra)
 
 
+@dataclass(frozen=True)
+class Start:
+    """What a server has before round 1."""
+
+    trainer: Trainer
+    state: ServerState
+    expected: Expected
+    privacy: Privacy | None
+
+
+def start_of(scene: ServerScene) -> Start:
+    """Everything ready for round 1; whatever cannot work is refused here."""
+    config, options = scene.config, scene.options
+    check_covered(scene.method, scene.model, config, options)
+    if options.min_replies > scene.cohort_size:
+        raise ConfigError(
+            f"min_replies={options.min_replies}: a round asks {scene.cohort_size} clients; choose at most that many"
+        )
+    if options.probe and config.forgetting == "off":
+        raise ConfigError("probe with forgetting off: there is nothing to measure; leave one of them away")
+    trainer = Trainer.of(scene.model, scene.method, config.plan, EagerStep)
+    state = begin(scene.method, *scene.model.initial())
+    expected = messages.expected_update(trainer, state, scene.shape, scene.classes)
+    encoding.check(options.encodings, expected.slots)
+    privacy = Privacy.of(config, options, scene.cohort_size)
+    return Start(trainer, state, replace(expected, encodings=options.encodings), privacy)
+
+
 @dataclass
 class NetworkFederation:
     """A federation over a network; goes on round by round as a `Simulation` does.
@@ -74,20 +102,12 @@ class NetworkFederation:
     _settled: bool = False
 
     def __post_init__(self) -> None:
-        scene, options = self.scene, self.scene.options
-        check_covered(scene.method, scene.model, scene.config, options)
-        self.privacy = Privacy.of(scene.config, options, scene.cohort_size)
-        if options.min_replies > scene.cohort_size:
-            raise ConfigError(
-                f"min_replies={options.min_replies}: a round asks {scene.cohort_size} clients; choose at most that many"
-            )
-        if options.probe and scene.config.forgetting == "off":
-            raise ConfigError("probe with forgetting off: there is nothing to measure; leave one of them away")
-        self.trainer = Trainer.of(scene.model, scene.method, scene.config.plan, EagerStep)
-        self.state: ServerState = begin(scene.method, *scene.model.initial())
-        found = messages.expected_update(self.trainer, self.state, scene.shape, scene.classes)
-        encoding.check(options.encodings, found.slots)
-        self.expected: Expected = replace(found, encodings=options.encodings)
+        self.start = start_of(self.scene)
+        self.state: ServerState = self.start.state
+
+    @property
+    def privacy(self) -> Privacy | None:
+        return self.start.privacy
 
     @property
     def clients(self) -> int:
@@ -166,7 +186,7 @@ class NetworkFederation:
         return replies, updates
 
     def _read_update(self, client: int, records: RecordDict) -> Update:
-        update, memory = messages.take_update(records, client, self.trainer, self.expected)
+        update, memory = messages.take_update(records, client, self.start.trainer, self.start.expected)
         greeted = self.exchange.greetings.get(client)
         if greeted and greeted.examples is not None and update.facts.examples != greeted.examples:
             raise WireError(f"it trained on {update.facts.examples} examples, at first it said {greeted.examples}")

@@ -53,10 +53,10 @@ def blamed(who: str) -> Iterator[None]:
         raise WireError(f"{who}: {error}") from None
 
 
-def shown(value: Any) -> str:
+def shown(value: Any, most: int = SHOWN) -> str:
     """Something from outside, short and on one line."""
     text = repr(value)
-    return text if len(text) <= SHOWN else text[:SHOWN] + "..."
+    return text if len(text) <= most else text[:most] + "..."
 
 
 def spec_of(tree: Params) -> Spec:

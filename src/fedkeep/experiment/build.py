@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-import torch
 
 from fedkeep import grammar, models
 from fedkeep.data import Dataset, cohort_size, load
@@ -23,9 +22,9 @@ from fedkeep.errors import ConfigError
 from fedkeep.experiment.config import Config
 from fedkeep.local.step import EagerStep, Step, StepRecipe
 from fedkeep.local.traced import TracedStep, worth_recording
+from fedkeep.method import Method
 from fedkeep.model import Model
 from fedkeep.rng import stream, torch_seeded
-from fedkeep.method import Method
 from fedkeep.rounds import ClientData, Trainer, begin, broadcast_of, check, warm_up
 from fedkeep.simulate import Simulation, with_meter
 

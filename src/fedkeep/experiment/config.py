@@ -177,8 +177,8 @@ def method_options(name: str) -> list[str]:
 def with_method_option(name: str, key: str, value: Any) -> str:
     """A method's name with one option set or changed, in every term that takes it.
 
-    >>> with_method_option("fedprox(mu=0.01)+wsm", "mu", 1.0)
-    'fedprox(mu=1.0)+wsm'
+    >>> with_method_option("fedprox(mu=0.01)+wsm", "mu", 0.5)
+    'fedprox(mu=0.5)+wsm'
     """
     known = method_options(name)
     if key not in known:

@@ -63,7 +63,7 @@ def caveat(series: Series, base: Series) -> str:
 
 
 def helps(report: Report) -> Series | None:
-    """The series that forgets least without losing accuracy against its baseline; None where there is none."""
+    """The series that takes most off its baseline's forgetting without losing accuracy; None where there is none."""
     found = []
     for series in report.series:
         base = report.baseline_of(series)
@@ -73,7 +73,9 @@ def helps(report: Report) -> Series | None:
             continue
         if not accuracy.known or accuracy.difference > -2 * ALIKE:
             found.append(series)
-    return min(found, key=lambda series: at_end(series, "forgetting").mean, default=None)
+    return min(
+        found, key=lambda series: compare(series, report.baseline_of(series), "forgetting").difference, default=None
+    )
 
 
 def _signed(value: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -24,7 +25,7 @@ def over_rounds(bands: Sequence[tuple[Pen, Band]], metric: Metric) -> go.Figure:
             figure.add_traces(_with_band(pen, band, scale))
     figure.update_layout(
         layout(
-            xaxis={"title": {"text": "round"}, "showgrid": False},
+            xaxis=_rounds([band for _, band in bands]),
             yaxis={"title": {"text": metric.title + UNITS[metric.unit]}},
             hovermode="x unified",
         )
@@ -52,7 +53,7 @@ def _with_band(pen: Pen, band: Band, scale: float) -> list[go.Scatter]:
 
 
 def _edges(band: Band, shade: dict) -> tuple[tuple[np.ndarray, dict], tuple[np.ndarray, dict]]:
-    return (band.low, {}), (band.high, shade)
+    return (band.high, {}), (band.low, shade)
 
 
 def minority_lines(lines: Sequence[tuple[Pen, Band, Band]]) -> go.Figure:
@@ -73,7 +74,7 @@ def minority_lines(lines: Sequence[tuple[Pen, Band, Band]]) -> go.Figure:
             )
     figure.update_layout(
         layout(
-            xaxis={"title": {"text": "round"}, "showgrid": False},
+            xaxis=_rounds([band for _, *both in lines for band in both]),
             yaxis={"title": {"text": "forgettable (% of a client's examples)"}, "rangemode": "tozero"},
             hovermode="x unified",
         )
@@ -109,6 +110,12 @@ def class_flows(found: Classes, highest: float | None = None) -> go.Figure:
         )
     )
     return figure
+
+
+def _rounds(bands: Sequence[Band]) -> dict[str, Any]:
+    """The axis of rounds, which are whole numbers however few there are."""
+    few = max((len(band.rounds) for band in bands), default=0) <= 10
+    return {"title": {"text": "round"}, "showgrid": False, **({"dtick": 1} if few else {})}
 
 
 def _short(values: np.ndarray) -> np.ndarray:

@@ -84,7 +84,7 @@ def forgettable_map(found: Forgettable, highest: float | None = None, colorbar: 
     top = int(found.minority.sum())
     line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": top - 0.5, "y1": top - 0.5}
     names = [starred(k, few) for k, few in zip(found.clients.tolist(), found.minority.tolist(), strict=True)]
-    marks = ticks(names, most=34, always=top)
+    marks = ticks(names, most=34, always=top if top <= 10 else 0)
     return go.Figure(
         trace,
         layout(

@@ -36,8 +36,14 @@
     if (!axis.tickvals || !axis.tickvals.length) return;
     const widest = Math.max(...axis.ticktext.map(need));
     const step = Math.max(1, Math.ceil((axis.ticktext.length * widest) / room));
-    axis.tickvals = axis.tickvals.filter((_, place) => place % step === 0);
-    axis.ticktext = axis.ticktext.filter((_, place) => place % step === 0);
+    const marked = axis.ticktext.map((name, place) => (name.startsWith("★") ? place : -1)).filter((place) => place >= 0);
+    const kept = axis.ticktext.map((_, place) => {
+      const near = marked.some((other) => Math.abs(other - place) < step);
+      const rank = marked.indexOf(place);
+      return rank >= 0 ? rank % step === 0 : place % step === 0 && !near;
+    });
+    axis.tickvals = axis.tickvals.filter((_, place) => kept[place]);
+    axis.ticktext = axis.ticktext.filter((_, place) => kept[place]);
   }
 
   function draw(id) {

@@ -59,6 +59,7 @@ def page(report: Report) -> str:
     loader = PackageLoader("fedkeep.report", ".")
     environment = Environment(loader=loader, autoescape=True, trim_blocks=False, lstrip_blocks=True)
     environment.filters["words"] = as_words
+    environment.filters["breakable"] = breakable
     return environment.get_template("page.html.j2").render(**_context(report, environment))
 
 
@@ -70,6 +71,15 @@ def as_words(text: str) -> Markup:
     """
     bound = str(escape(text)).replace(" %", "\N{NO-BREAK SPACE}%")
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", bound))
+
+
+def breakable(name: str) -> Markup:
+    """A method's name that may be broken where its parts meet.
+
+    >>> str(breakable("fedprox(mu=0.01)+wsm"))
+    'fedprox<wbr>(mu=0.01)<wbr>+wsm'
+    """
+    return Markup(re.sub(r"([+(@]|, )", r"<wbr>\1", str(escape(name))))
 
 
 def _context(report: Report, environment: Environment) -> dict[str, Any]:

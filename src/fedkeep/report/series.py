@@ -72,7 +72,7 @@ def load_report(paths: Iterable[str | Path], matrix_rounds: Sequence[int] | None
 
 
 def group(runs: Sequence[RunData], notes: Sequence[str] = ()) -> Report:
-    """Group runs into series: the baseline, then the others in the order in which they come."""
+    """Group runs into series."""
     differing = _differing(runs)
     groups: dict[str, list[RunData]] = {}
     for run in runs:
@@ -86,8 +86,16 @@ def group(runs: Sequence[RunData], notes: Sequence[str] = ()) -> Report:
                     f"{one.label}, seed {run.seed}: has {run.last_round} rounds, others {one.last_round}; "
                     "it is drawn, and left out of the averages at the end"
                 )
-    baseline = Report(tuple(series)).baseline
-    return Report(tuple(sorted(series, key=lambda one: one is not baseline)), tuple(more))
+    return Report(_in_order(series), tuple(more))
+
+
+def _in_order(series: Sequence[Series]) -> tuple[Series, ...]:
+    """Series under the same options side by side, their baseline first; else as they come."""
+    report = Report(tuple(series))
+    settings = [str(one.settings) for one in (report.baseline, *series)]
+    return tuple(
+        sorted(series, key=lambda one: (settings.index(str(one.settings)), one is not report.baseline_of(one)))
+    )
 
 
 def differences(one: Series, other: Series) -> list[str]:
