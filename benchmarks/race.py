@@ -112,10 +112,10 @@ class _Runner:
         self.outcome.problem = f"{why}; its last words: {' | '.join(lines[-3:])[-300:]}"
 
     def close(self) -> None:
-        processes.end(self._process, patience=0.0 if self.outcome.problem else 10.0)
         if self._line:
-            self._line.close()
+            self._line.close()  # whoever still waits for its turn ends by itself
         self._listener.close()
+        processes.end(self._process, patience=0.0 if self.outcome.problem else 10.0)
 
     def _say(self, what: Any) -> None:
         assert self._line is not None

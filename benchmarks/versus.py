@@ -83,6 +83,8 @@ def _peer_row(
 
 
 def _same_work(verdicts: dict[str, Verdict]) -> list[str]:
+    if len(verdicts) < 2:
+        return []
     middle = statistics.median(verdict.accuracy for verdict in verdicts.values())
     first = next(iter(verdicts.values()))
     odd = [

@@ -7,7 +7,7 @@
 
 from fedkeep import aggregation, losses, testing
 from fedkeep.data import partition
-from fedkeep.experiment import Config, Run, load_run, run
+from fedkeep.experiment import Config, Run, compare, load_run, run
 from fedkeep.grammar import name_of, parse
 from fedkeep.method import Method
 from fedkeep.metrics import ForgettingMeter, forgetting
@@ -20,6 +20,7 @@ __all__ = [
     "Method",
     "Run",
     "aggregation",
+    "compare",
     "forgetting",
     "load_run",
     "losses",

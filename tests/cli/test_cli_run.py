@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import signal
+import sys
 
 import numpy as np
 import pytest
@@ -185,3 +186,9 @@ def test_a_reader_that_leaves_early_is_no_error():
         listing.wait(timeout=60)
     assert "Traceback" not in told
     assert "Exception" not in told
+
+
+def test_an_unknown_tracker_or_a_missing_one_is_refused_by_name(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
+    assert 'did you mean "tensorboard"?' in refused("run", "fedavg", *SMALL, "--track", "tensorbord")
+    assert 'fedkeep[wandb]' in refused("run", "fedavg", *SMALL, "--track", "wandb")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -15,19 +16,33 @@ from fedkeep.cli.progress import Watcher
 from fedkeep.cli.summary import headline, show
 from fedkeep.experiment import Config, Run, execute
 from fedkeep.experiment.rundir import RunDirectory
+from fedkeep.experiment.track import tracker
 from fedkeep.rounds import NoUsableUpdate
+from fedkeep.simulate import RoundRecord
 
 INTERRUPTED = 130  # what a shell reports for a program stopped by Ctrl-C
 
 Out = Annotated[Path | None, typer.Option("--out", help="Directory to keep the run in; without it nothing is saved.")]
+Track = Annotated[
+    str | None,
+    typer.Option("--track", metavar="TOOL", help="Also send each round to tensorboard, mlflow or wandb (an extra each)."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and no progress.")]
 
 
-def watched(config: Config, out: Path | None, quiet: bool) -> Run:
+def watched(config: Config, out: Path | None, quiet: bool, track: str | None = None) -> Run:
     """Run a config with progress on stderr; Ctrl-C says how to go on."""
-    with Watcher(config.method, config.rounds, quiet, headline(config)) as watch:
+    with ExitStack() as stack:
+        tracked = stack.enter_context(tracker(track, config, out)) if track else None
+        watch = stack.enter_context(Watcher(config.method, config.rounds, quiet, headline(config)))
+
+        def listen(record: RoundRecord) -> None:
+            watch(record)
+            if tracked:
+                tracked(record)
+
         try:
-            return execute(config, out, watch, command=["fedkeep", *sys.argv[1:]])
+            return execute(config, out, listen, command=["fedkeep", *sys.argv[1:]])
         except NoUsableUpdate:
             if out:
                 note(f"records and the last good model are in {out}")
@@ -54,6 +69,7 @@ def run(
         str, typer.Argument(metavar="METHOD|FILE.toml", help="A method (`fedkeep methods`) or an experiment file.")
     ],
     out: Out = None,
+    track: Track = None,
     as_json: Json = False,
     *,
     options: dict,
@@ -68,12 +84,13 @@ def run(
     fedkeep run "scaffold+wsm" --partition "shards" --clients 50 --fraction 0.2 --out runs/first
     fedkeep run exp.toml --seed 1
     """
-    show(watched(resolve(experiment, options), out, as_json), as_json)
+    show(watched(resolve(experiment, options), out, as_json, track), as_json)
 
 
 @with_options(SPEED)
 def resume(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The --out of an earlier run.")],
+    track: Track = None,
     as_json: Json = False,
     *,
     options: dict,
@@ -84,7 +101,7 @@ def resume(
     fedkeep resume runs/first
     """
     config = RunDirectory(directory).config().with_options(options)
-    show(watched(config, directory, as_json), as_json)
+    show(watched(config, directory, as_json, track), as_json)
 
 
 def register(app: typer.Typer) -> None:

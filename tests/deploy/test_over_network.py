@@ -1,0 +1,107 @@
+"""The real thing on loopback: SuperLink, SuperNodes, TLS and node authentication, processes killed and restarted."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import ssl
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason='Flower is not installed; pip install "fedkeep[flower]"')
+
+from deploy.real import fence, real
+
+from fedkeep.deploy.certificates import write_node_key
+from fedkeep.deploy.processes import free_ports
+from fedkeep.experiment import execute
+
+torch.set_num_threads(1)
+pytestmark = [pytest.mark.network, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def test_three_methods_end_as_in_the_simulator_and_strangers_stay_out(tmp_path):
+    with real(tmp_path) as deployment:
+        local = deployment.federation
+        fenced = free_ports(1)[0]
+        with fence(local.superlink, local.ports[0], fenced) as refused:
+            # client-0 comes in through the fence of the guide, which passes on the fleet API only
+            local.processes.kill("client-0")
+            script = local.folder / "nodes" / "client-0" / "start-supernode.sh"
+            variables = {"SUPERLINK": f"localhost:{fenced}", "NODE_PORT": str(free_ports(1)[0])}
+            write_node_key(local.folder / "nodes" / "client-0" / "node.key", local.superlink / "nodes" / "x.pub", "x")
+            # ... but not with a key that nobody has registered
+            local.processes.start("stranger", ["sh", str(script)], variables)
+            deployment.wait(lambda: "stranger" in local.processes.dead(), 90, "the stranger's refusal")
+            assert local.processes.dead()["stranger"] != 0
+            del local.processes.running["stranger"]
+            (local.superlink / "nodes" / "client-0.pub").unlink()
+            for number in (1, 2):
+                (local.superlink / "nodes" / f"client-{number}.pub").unlink()
+            (local.superlink / "nodes" / "x.pub").rename(local.superlink / "nodes" / "client-0.pub")
+            local.register()
+            local.processes.start("client-0", ["sh", str(script)], variables)
+            probed = {"probe": True, "encode": "broadcast=as-is"}
+            for name, method, options, config in (
+                ("a", "scaffold", {}, {}),
+                ("b", "importance(lam=10)+wsm", probed, {"forgetting": "cohort", "rounds": 1}),
+                ("c", "fedwagg(clusters=2)", {}, {}),
+            ):
+                run, config_of = deployment.run(name, method, options, **config)
+                simulated = execute(config_of)
+                wanted = {**simulated.params, **simulated.buffers}
+                torch.testing.assert_close(run.params, wanted, rtol=1e-5, atol=1e-6)
+                assert run.frame("rounds")["missing"].sum() == 0
+            assert run.frame("rounds")["accuracy"].tolist() == simulated.frame("rounds")["accuracy"].tolist()
+            context = ssl.create_default_context(cafile=str(local.superlink / "certificates" / "ca.crt"))
+            outside = http.client.HTTPSConnection("localhost", fenced, context=context, timeout=20)
+            outside.request("POST", "/v1/control/list-runs", b"")
+            assert outside.getresponse().status == 403 and "/v1/control/list-runs" in refused
+            outside.close()
+
+
+def test_a_killed_server_app_and_a_restarted_superlink(tmp_path):
+    with real(tmp_path) as deployment:
+        local = deployment.federation
+        config = deployment.prepare("killed", "scaffold", rounds=4)
+        deployment.begin()
+        deployment.wait(lambda: "checkpoint after round 1" in deployment.log_of("killed"), 300, "round 1")
+        for pid in deployment.server_apps():
+            os.kill(pid, signal.SIGKILL)
+        # the SuperLink goes down in the middle of what follows, and comes back
+        deployment.begin()
+        deployment.wait(lambda: "went on from round" in deployment.log_of("killed"), 300, "going on")
+        local.processes.kill("superlink")
+        local.start_superlink()
+        deployment.wait(lambda: deployment.finished("killed"), 400, "the end")
+        from fedkeep.experiment.run import load_run
+
+        run, simulated = load_run(tmp_path / "killed"), execute(config)
+        assert run.frame("rounds")["round"].tolist() == [1, 2, 3, 4]
+        if run.frame("rounds")["missing"].sum() == 0:  # nobody was cut off long enough to be skipped
+            torch.testing.assert_close(run.params, {**simulated.params, **simulated.buffers}, rtol=1e-5, atol=1e-6)
+
+
+def test_a_node_killed_in_mid_round_is_skipped_and_used_again_when_it_is_back(tmp_path):
+    with real(tmp_path) as deployment:
+        local = deployment.federation
+        deployment.prepare("one", "fedavg", {"time_limit": 40.0, "min_replies": 2}, rounds=1)
+        deployment.begin()
+        received = lambda: "Receiving: train" in local.processes.tail("client-2", 200)
+        deployment.wait(received, 200, "round 1 at client-2")
+        local.processes.kill("client-2")
+        deployment.wait(lambda: deployment.finished("one"), 300, "a round without client-2")
+        assert "client 2 (client-2): no answer (train)" in deployment.log_of("one")
+        # it is started again, as a supervisor would do, until Flower takes it back
+        deployment.prepare("two", "fedavg", {"start_wait": 200.0, "time_limit": 300.0, "min_replies": 3}, rounds=1)
+        deployment.begin()
+
+        def supervised():
+            if "client-2" not in local.processes.running or "client-2" in local.processes.dead():
+                local.start_node(2)
+            return deployment.finished("two")
+
+        deployment.wait(supervised, 400, "a round with client-2 again")
+        assert "client 2" not in deployment.log_of("two")
