@@ -501,6 +501,16 @@ class UnnormalisedStream(WeightedMean):
         return [self.raw_weight(update.facts) for update in updates]
 
 
+class TooFewStream(WeightedMean):
+    """One weight for all.
+
+    Sends: the trained model.
+    """
+
+    def weights(self, updates, answers=None):
+        return [1.0]
+
+
 class NegativeStream(WeightedMean):
     """Small clients count against.
 
@@ -651,6 +661,7 @@ BROKEN_AGGREGATORS = [
     (Shrinking(), "equal updates do not give that very update"),
     (Negative(), "takes buffer .* out of the clients' range"),
     (UnnormalisedStream(), "weights sum to 165; divide them by their sum"),
+    (TooFewStream(), "weights gives 1 for 6 clients; one for each"),
     (NegativeStream(), "weights gives -0.0.*; a weight is at least 0|out of the clients' range"),
     (TooFew(), "raised ValueError.*; give a weight per client"),
     (WritesInto(), "changes the updates it is given"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
+from torch import Tensor
 
 from fedkeep.errors import ConfigError
 from fedkeep.method import LocalOptimizer
@@ -80,8 +81,11 @@ class Adam(LocalOptimizer):
         v = map_(lambda v, g: v * self.beta2 + g * g * (1 - self.beta2), state["v"], gradient)
         step_size = (self.lr / (1 - decay["beta1"])).float()
         correction = (1 - decay["beta2"]).sqrt().float()
-        w = map_(lambda w, m, v: w - step_size.to(w.dtype) * m / (v.sqrt() / correction.to(w.dtype) + self.eps), w, m, v)
-        return w, {"m": m, "v": v, "decay": decay}
+
+        def moved(w: Tensor, m: Tensor, v: Tensor) -> Tensor:
+            return w - step_size.to(w.dtype) * m / (v.sqrt() / correction.to(w.dtype) + self.eps)
+
+        return map_(moved, w, m, v), {"m": m, "v": v, "decay": decay}
 
     def effort(self, steps: int, pull: float) -> float:
         return float(steps)  # FedNova has no closed form for Adam: the number of steps stands for it

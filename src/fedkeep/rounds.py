@@ -192,7 +192,12 @@ def warm_up(trainer: Trainer, broadcast: Broadcast, data: ClientData) -> None:
 
 
 def client_round(
-    trainer: Trainer, broadcast: Broadcast, data: ClientData, memory: Memory | None, client: int, rng: np.random.Generator
+    trainer: Trainer,
+    broadcast: Broadcast,
+    data: ClientData,
+    memory: Memory | None,
+    client: int,
+    rng: np.random.Generator,
 ) -> ClientOutcome:
     """Train one client: receive, train, evaluate what the method needs, answer."""
     method, model = trainer.method, trainer.model
@@ -217,7 +222,13 @@ def client_round(
 
 
 def _update(
-    trainer: Trainer, client: int, examples: int, steps: int, delta: Params, buffers: Params, finishes: dict[str, Finish]
+    trainer: Trainer,
+    client: int,
+    examples: int,
+    steps: int,
+    delta: Params,
+    buffers: Params,
+    finishes: dict[str, Finish],
 ) -> Update:
     uploads = {name: finish.upload for name, finish in finishes.items() if finish.upload}
     numbers = {key: value for finish in finishes.values() for key, value in finish.numbers.items()}

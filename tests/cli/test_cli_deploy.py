@@ -5,9 +5,9 @@ from __future__ import annotations
 import tomllib
 
 import pytest
-from cli.cli_runner import ok, refused
 
 import fedkeep.cli.deploy as commands
+from cli.cli_runner import ok, refused
 
 SMALL = ("--clients", "3", "--limit", "100")
 

@@ -8,13 +8,13 @@ import ssl
 import subprocess
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import tomli_w
-import tomllib
 
 from fedkeep.deploy.local import LocalFederation, started
 from fedkeep.deploy.options import Options, from_run_config, to_run_config

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("flwr", reason='Flower is not installed; pip install "fedkeep[flower]"')
 
-from deploy.loopback import Deployment
 from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
 
+from deploy.loopback import Deployment
 from fedkeep.deploy import exchange as exchange_module
 from fedkeep.deploy.server import TooFewReplies
 from fedkeep.deploy.wire import array_of
@@ -385,9 +385,9 @@ def test_probe_warns_in_plain_words(tmp_path):
 
 def test_a_client_refuses_what_it_did_not_agree_to(tmp_path):
     """The server's messages are checked on the client as well."""
-    from deploy.loopback import through_the_wire
     from flwr.app import Context
 
+    from deploy.loopback import through_the_wire
     from fedkeep.deploy import messages
     from fedkeep.deploy.client import make_app
 

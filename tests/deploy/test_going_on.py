@@ -10,7 +10,6 @@ import torch
 pytest.importorskip("flwr", reason='Flower is not installed; pip install "fedkeep[flower]"')
 
 from deploy.loopback import Deployment
-
 from fedkeep.errors import RunError
 from fedkeep.experiment import execute
 from fedkeep.tree import add, scale

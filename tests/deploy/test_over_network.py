@@ -13,7 +13,6 @@ import torch
 pytest.importorskip("flwr", reason='Flower is not installed; pip install "fedkeep[flower]"')
 
 from deploy.real import fence, real
-
 from fedkeep.deploy.certificates import write_node_key
 from fedkeep.deploy.processes import free_ports
 from fedkeep.experiment import execute
@@ -47,7 +46,7 @@ def test_three_methods_end_as_in_the_simulator_and_strangers_stay_out(tmp_path):
             for name, method, options, config in (
                 ("a", "scaffold", {}, {}),
                 ("b", "importance(lam=10)+wsm", probed, {"forgetting": "cohort", "rounds": 1}),
-                ("c", "fedwagg(clusters=2)", {}, {}),
+                ("c", "fedwagg(clusters=2)", {}, {"rounds": 1}),
             ):
                 run, config_of = deployment.run(name, method, options, **config)
                 simulated = execute(config_of)

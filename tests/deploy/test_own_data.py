@@ -9,7 +9,6 @@ import torch
 pytest.importorskip("flwr", reason='Flower is not installed; pip install "fedkeep[flower]"')
 
 from deploy.loopback import Deployment
-
 from fedkeep.deploy.options import Options
 from fedkeep.deploy.scene import checked_examples, function_of
 from fedkeep.errors import ConfigError, DataError

@@ -12,7 +12,6 @@ pytest.importorskip("flwr", reason='Flower is not installed; pip install "fedkee
 pytest.importorskip("dp_accounting", reason='dp-accounting is not installed; pip install "fedkeep[flower]"')
 
 from deploy.loopback import Deployment
-
 from fedkeep.deploy.privacy import Privacy, clipped, unpredictable
 from fedkeep.errors import ConfigError
 from fedkeep.experiment import execute

@@ -9,7 +9,6 @@ import torch
 pytest.importorskip("flwr", reason='Flower is not installed; pip install "fedkeep[flower]"')
 
 from deploy.loopback import Deployment
-
 from fedkeep import grammar, models
 from fedkeep.calls import parse_call
 from fedkeep.experiment import execute

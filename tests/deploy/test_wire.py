@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("flwr", reason='Flower is not installed; pip install "fedkeep[flower]"')
 
-from deploy.loopback import through_the_wire
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from deploy.loopback import through_the_wire
 from fedkeep.deploy import messages
 from fedkeep.deploy.encoding import PLAIN, Float16, Int8, Top
 from fedkeep.deploy.messages import Counts, Expected, Greeting

@@ -101,7 +101,9 @@ def test_a_killed_worker_is_replaced_and_the_result_is_the_same(tmp_path, capfd)
     config = Config(method="scaffold", workers=2, **TINY)
     prepared = prepare(config)
     calm = simulation_of(prepared, SerialEngine)
-    rough = simulation_of(prepared, lambda b: WorkerEngine(replace(b, population=KillOnce(b.population, tmp_path / "x")), 2))
+    rough = simulation_of(
+        prepared, lambda b: WorkerEngine(replace(b, population=KillOnce(b.population, tmp_path / "x")), 2)
+    )
     try:
         for _ in range(3):
             calm.step()
@@ -128,7 +130,9 @@ def test_work_that_kills_every_worker_stops_the_run(tmp_path):
     from dataclasses import replace
 
     prepared = prepare(Config(workers=2, **TINY))
-    rough = simulation_of(prepared, lambda b: WorkerEngine(replace(b, population=AlwaysKill(b.population, tmp_path)), 2))
+    rough = simulation_of(
+        prepared, lambda b: WorkerEngine(replace(b, population=AlwaysKill(b.population, tmp_path)), 2)
+    )
     try:
         with pytest.raises(RunError, match="died 3 times"):
             rough.step()
@@ -157,13 +161,16 @@ def test_an_error_in_a_worker_reaches_the_caller_and_leaves_nothing(tmp_path):
 
 def test_two_runs_at_once_do_not_disturb_each_other():
     alone = [fk.run("scaffold", workers=1, seed=seed, **TINY) for seed in (0, 1)]
-    code = "import fedkeep as fk,sys,torch; r=fk.run('scaffold', workers=2, seed=int(sys.argv[1]), out=sys.argv[2], **{})"
+    code = (
+        "import fedkeep as fk,sys,torch; r=fk.run('scaffold', workers=2, seed=int(sys.argv[1]), out=sys.argv[2], **{})"
+    )
     together = []
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
         running = [
-            subprocess.Popen([sys.executable, "-c", code.format(TINY), str(seed), f"{folder}/{seed}"]) for seed in (0, 1)
+            subprocess.Popen([sys.executable, "-c", code.format(TINY), str(seed), f"{folder}/{seed}"])
+            for seed in (0, 1)
         ]
         assert [process.wait(timeout=120) for process in running] == [0, 0]
         together = [fk.load_run(Path(folder) / str(seed)) for seed in (0, 1)]
@@ -181,7 +188,9 @@ fk.run("scaffold", data="digits", clients=10, rounds=100000, workers=2, listen=l
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_no_process_and_no_segment_is_left_behind(how):
     before = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
-    process = subprocess.Popen([sys.executable, "-c", LONG], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", LONG], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     assert process.stdout is not None
     watchdog = threading.Timer(60, process.kill)
     watchdog.start()
@@ -235,7 +244,10 @@ def test_score_asks_each_evaluator_about_its_model():
         assert serial.engine.score(models, asked) == parallel.engine.score(models, asked)
         assert parallel.engine.score([], []) == []
         rows = np.array([5, 1, 9])
-        a, b = serial.engine.judge(params, buffers, "train", rows), parallel.engine.judge(params, buffers, "train", rows)
+        a, b = (
+            serial.engine.judge(params, buffers, "train", rows),
+            parallel.engine.judge(params, buffers, "train", rows),
+        )
         assert (a.correct == b.correct).all() and a.loss == b.loss
     finally:
         parallel.engine.close()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from papers.tiny_data import write_tiny_root
 
 

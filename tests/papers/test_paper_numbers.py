@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from papers.numbers_typed import TYPED
 
 from fedkeep.papers.expand import plan
 from fedkeep.papers.recipe import recipes
+from papers.numbers_typed import TYPED
 
 
 def test_every_recipe_is_there():
@@ -39,7 +39,7 @@ def test_a_few_by_hand():
 
 
 def test_tables_that_share_numbers_agree():
-    """What stands in two tables of a paper is the same run: Table 1 in Table 4, Table 3 in Table 5, Table 2 in Table 6."""
+    """Tables that show the same run: WSM's 1 and 4, its 3 and 5, FedWAvg's 2 and 6."""
     wsm1, wsm4 = recipes()["wsm/table1"].numbers, recipes()["wsm/table4"].numbers
     for (row, column), number in wsm1.items():
         norm = "batch" if row.startswith("FedAvg+WSM") else "group"

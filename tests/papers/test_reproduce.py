@@ -7,12 +7,12 @@ import math
 
 import pandas as pd
 import pytest
-from papers.tiny_data import write_rare_sets
 
 from fedkeep.errors import ConfigError, DataError
 from fedkeep.papers import Settings, load, recipes, reproduce
 from fedkeep.papers.result import NO_VERDICT, Result
 from fedkeep.papers.summary import refresh, summary
+from papers.tiny_data import write_rare_sets
 
 WITHOUT_RECORDS = ("wsm/figure2",)
 
@@ -52,9 +52,9 @@ def test_smoke(name, settings):
 def test_missing_data_is_said(settings):
     done = reproduce(load("wsm/table3"), settings)
     assert done.result.not_run == {"CIFAR-100": "data set cifar100 not found under the data root"}
-    assert "CIFAR-100: not run: data set cifar100 not found under the data root" in (
-        done.folder / "README.md"
-    ).read_text()
+    assert (
+        "CIFAR-100: not run: data set cifar100 not found under the data root" in (done.folder / "README.md").read_text()
+    )
 
 
 def test_sets_that_are_rare_run_where_they_are(settings, tmp_path):
@@ -93,10 +93,28 @@ def test_finished_runs_are_not_run_again(settings):
 
 
 def test_only_some_columns(settings, tmp_path):
-    here = Settings("smoke", settings.root, out=tmp_path, runs=settings.store, jobs=1, workers=1, only="mlp", images=False)
+    here = Settings(
+        "smoke", settings.root, out=tmp_path, runs=settings.store, jobs=1, workers=1, only="mlp", images=False
+    )
     result = reproduce(load("importance/table3"), here).result
     assert list(result.not_run) == ["10 rounds, CNN", "100 rounds, CNN"]
     assert result.about["command"].endswith("--scale smoke --only mlp --data-root DIR")
+
+
+def test_finished_runs_alone_make_a_result(settings, tmp_path):
+    reproduce(load("importance/table4"), settings)  # seed 0
+    here = Settings("smoke", settings.root, 2, tmp_path, settings.store, run=False, images=False)
+    result = reproduce(load("importance/table4"), here).result
+    assert list(result.tables[0].cells["EWC", "MLP"].values) == [0]
+    assert set(result.failures.values()) == {"did not come to its end"}
+    nothing = Settings("smoke", settings.root, 1, tmp_path, tmp_path / "no runs", run=False, images=False)
+    result = reproduce(load("fedwavg/table1"), nothing).result
+    assert not any(cell.known for cell in result.tables[0].cells.values())
+
+
+def test_what_is_not_in_the_paper_is_said(settings):
+    result = reproduce(load("wsm/table3"), settings).result
+    assert result.remarks[0] == "Not in the paper, for comparison: FedAvg+TCE."
 
 
 def test_two_seeds_give_an_interval(settings, tmp_path):

@@ -57,7 +57,7 @@ def page(driver: Any, address: str) -> Any:
     for kind in ("browser", "performance"):
         driver.get_log(kind)
     driver.get(address)
-    until(driver, "return document.documentElement.dataset.ready !== undefined")
+    until(driver, "return document.documentElement.dataset.drawn !== undefined")
     return driver
 
 
@@ -177,7 +177,7 @@ def test_figures_follow_the_dark(page: Any) -> None:
 def test_nothing_sticks_out_on_a_phone(page: Any, address: str, dark: bool) -> None:
     show(page, width=390, dark=dark)
     page.get(address)
-    until(page, "return document.documentElement.dataset.ready !== undefined")
+    until(page, "return document.documentElement.dataset.drawn !== undefined")
     assert page.execute_script("return document.documentElement.scrollWidth") == 390
     script = """return [...document.querySelectorAll('.plot, select, .legend button, pre')]
         .filter((one) => one.getBoundingClientRect().right > innerWidth + 0.5)

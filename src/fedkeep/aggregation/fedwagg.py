@@ -90,7 +90,7 @@ def cluster(spec: FedWAgg, updates: Sequence[Update], start: Params) -> list[lis
     from sklearn.cluster import KMeans  # slow to import, and only needed here
 
     count = min(spec.clusters, len(np.unique(rows, axis=0)))
-    fitted = KMeans(count, init="k-means++", n_init=10, random_state=spec.seed).fit(rows)
+    fitted = KMeans(count, init="k-means++", n_init=10, random_state=spec.seed).fit(rows)  # type: ignore[arg-type]
     labels = _balance(rows, fitted.cluster_centers_) if spec.balanced else fitted.labels_
     groups = [np.flatnonzero(labels == c).tolist() for c in range(count)]
     return sorted(group for group in groups if group)
@@ -115,4 +115,3 @@ def _balance(rows: np.ndarray, centres: np.ndarray, sweeps: int = 10) -> np.ndar
 def _shares(updates: Sequence[Update], group: Sequence[int]) -> list[float]:
     total = sum(updates[k].facts.examples for k in group)
     return [updates[k].facts.examples / total for k in group]
-

@@ -38,6 +38,9 @@ RunsDir = Annotated[
 ]
 Jobs = Annotated[int, typer.Option("--jobs", help="Runs at once; 0 as many as there are cores.")]
 Only = Annotated[str, typer.Option("--only", help="Only the columns whose name holds this text, e.g. MLP.")]
+Finished = Annotated[
+    bool, typer.Option("--finished", help="Run nothing; make the result from the runs that are finished.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and no progress.")]
 Listed = Annotated[bool, typer.Option("--list", help="List the recipes: claim, data, and how long each scale takes.")]
 Summary = Annotated[
@@ -55,6 +58,7 @@ def command(
     runs: RunsDir = None,
     jobs: Jobs = 0,
     only: Only = "",
+    finished: Finished = False,
     as_json: Json = False,
     listed: Listed = False,
     summary: Summary = None,
@@ -79,7 +83,7 @@ def command(
         root = data_root.expanduser() if data_root else None
         if root and not root.is_dir():
             raise ConfigError(f"data root {root} is not a folder; give the folder that holds the data files")
-        settings = Settings(scale, root, seeds, out, runs, jobs, only=only)
+        settings = Settings(scale, root, seeds, out, runs, jobs, only=only, run=not finished)
         _reproduce(find(names), settings, as_json)
 
 

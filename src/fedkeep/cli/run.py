@@ -25,7 +25,9 @@ INTERRUPTED = 130  # what a shell reports for a program stopped by Ctrl-C
 Out = Annotated[Path | None, typer.Option("--out", help="Directory to keep the run in; without it nothing is saved.")]
 Track = Annotated[
     str | None,
-    typer.Option("--track", metavar="TOOL", help="Also send each round to tensorboard, mlflow or wandb (an extra each)."),
+    typer.Option(
+        "--track", metavar="TOOL", help="Send each round to tensorboard, mlflow or wandb too (an extra each)."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and no progress.")]
 

@@ -27,8 +27,7 @@ def _alpha(where: str, key: str, value: Any) -> float:
 
 
 def _count(where: str, key: str, value: Any) -> int:
-    is_number = isinstance(value, str) and re.fullmatch(r"-?[0-9]+", value)
-    return checked_count(where, key, int(value) if is_number else value)
+    return checked_count(where, key, value)
 
 
 def _sizes(where: str, key: str, value: Any) -> str:

@@ -14,7 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedkeep.deploy.options import Options
-from fedkeep.deploy.processes import Processes, descendants, end, end_with_parent, environment, free_ports, wait_for_port
+from fedkeep.deploy.processes import (
+    Processes,
+    descendants,
+    end,
+    end_with_parent,
+    environment,
+    free_ports,
+    wait_for_port,
+)
 from fedkeep.deploy.project import Project, write_project
 from fedkeep.errors import RunError
 from fedkeep.experiment.config import Config
@@ -126,14 +134,14 @@ class LocalFederation:
 
 def _read(process: subprocess.Popen[bytes], say: Say, failed: list[str], other: list[str]) -> None:
     assert process.stdout is not None
-    for raw in process.stdout:
-        line = raw.decode(errors="replace")
-        other.append(line)
-        _, mark, text = line.partition(MARK)
-        if mark:
+    with process.stdout:
+        for raw in process.stdout:
+            line = raw.decode(errors="replace")
+            other.append(line)
+            _, mark, text = line.partition(MARK)
             if text.startswith("error: "):
                 failed[0] = text.removeprefix("error: ").strip()
-            else:
+            elif mark:
                 say(text.rstrip())
 
 

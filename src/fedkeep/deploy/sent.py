@@ -12,7 +12,7 @@ from fedkeep.method import Method
 
 def statement(method: Method, options: Options, config: Config, privacy: Privacy | None) -> list[str]:
     """What leaves a client in this deployment, line by line."""
-    lines = [part.sends().rstrip(".") for part in method.parts]
+    lines = [part.sends().rstrip(".") for part in (method.aggregate, *method.parts)]
     lines = [line for line in dict.fromkeys(lines) if line != "nothing"]
     if privacy:
         lines = [

@@ -24,7 +24,6 @@ from fedkeep.deploy.sent import statement, warn_of_probe
 from fedkeep.deploy.server import NetworkFederation
 from fedkeep.errors import FedKeepError, RunError
 from fedkeep.experiment.about import about
-from fedkeep.experiment.config import Config
 from fedkeep.experiment.run import Run, _quiet_torch, carry_out, load_run
 from fedkeep.experiment.rundir import RunDirectory
 from fedkeep.simulate import RoundRecord

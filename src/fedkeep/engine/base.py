@@ -82,9 +82,7 @@ class Bench:
         probed = self._rows("train", rows) if len(rows) else None
         for client in clients:
             rng = stream(self.seed, "client", broadcast.round, client)
-            outcome = client_round(
-                self.trainer, broadcast, self.client_data(client), memories.get(client), client, rng
-            )
+            outcome = client_round(self.trainer, broadcast, self.client_data(client), memories.get(client), client, rng)
             kept[client] = outcome.memory
             updates.append(outcome.update)
             if probed is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from fedkeep.engine.base import Bench, joined, judging_chunks
 
@@ -13,7 +12,10 @@ class SerialEngine:
     """The plain engine: what every other one is compared with."""
 
     bench: Bench
-    workers: ClassVar[int] = 1
+
+    @property
+    def workers(self) -> int:
+        return 1
 
     def train(self, broadcast, groups, memories, rows):
         for clients in groups:

@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -131,10 +132,8 @@ class WorkerEngine:
         worker.busy_with = index
         item = work[index]
         private = worker.inbox.write(item.tensors)
-        try:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it died: `_gather` sees the end of the pipe
             worker.pipe.send((item.kind, item.arguments, self._broadcast, private))
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # it died: `_gather` sees the end of the pipe
 
     def _gather(self, work: Sequence[Work], done: dict[int, Any], waiting: deque[int], tries: list[int]) -> None:
         for pipe in wait([w.pipe for w in self._workers if w.busy_with is not None]):
@@ -200,7 +199,13 @@ def _copied(nested: Any) -> Any:
 
 
 def _serve(
-    bench: Bench, shared: Arena, pipe: Connection, theirs: Connection, others: list[Connection], inbox: Arena, outbox: Arena
+    bench: Bench,
+    shared: Arena,
+    pipe: Connection,
+    theirs: Connection,
+    others: list[Connection],
+    inbox: Arena,
+    outbox: Arena,
 ) -> None:
     """A worker's life: take work, do it, answer, until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; the pipe's end ends us
@@ -259,6 +264,3 @@ def _portable(error: BaseException) -> Exception:
     if isinstance(error, FedKeepError):
         return error
     return RunError(f"a worker failed: {''.join(traceback.format_exception(error)).strip()}")
-
-
-

@@ -192,7 +192,7 @@ def _emit(graph: fx.Graph, old: Node, new: Node, form: Linear) -> Node:
     return value
 
 
-def _emit_pull(graph: fx.Graph, value: Node, factor: float, term: Node, form: Linear, new: Node) -> Node | None:
+def _emit_pull(graph: fx.Graph, value: Node, factor: float, term: Any, form: Linear, new: Node) -> Node | None:
     """old - rate * (old - anchor) in one pass: lerp(old, anchor, rate)."""
     if abs(factor + 1) > 1e-9 or form.own != 1.0 or not (_is(term, aten.mul.Tensor) and _tensors(term)):
         return None
@@ -209,10 +209,10 @@ def _move_towards(w: Tensor, anchor: Tensor, rate: Tensor) -> Tensor:
     return torch.lerp(w, anchor, rate, out=w)
 
 
-def _emit_term(graph: fx.Graph, value: Node, factor: float, term: Node, form: Linear, new: Node) -> Node:
-    if _is(term, aten.mul.Tensor) and _tensors(term) and set(term.users) <= form.inner | {new}:
-        if all(_same_shape(one, term) for one in term.args):
-            return graph.call_function(torch.Tensor.addcmul_, (value, *term.args), {"value": factor})
+def _emit_term(graph: fx.Graph, value: Node, factor: float, term: Any, form: Linear, new: Node) -> Node:
+    product = _is(term, aten.mul.Tensor) and _tensors(term) and set(term.users) <= form.inner | {new}
+    if product and all(_same_shape(one, term) for one in term.args):
+        return graph.call_function(torch.Tensor.addcmul_, (value, *term.args), {"value": factor})
     return graph.call_function(torch.Tensor.add_, (value, term), {"alpha": factor})
 
 
@@ -223,15 +223,16 @@ def _add_product(w: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float) -> 
 def plain_sums(graph: fx.Graph) -> None:
     """view(sum(x, [0], keepdim=True), [n]) = sum(x, [0])."""
     for node in list(graph.nodes):
-        inner = node.args[0] if node.args else None
+        inner: Any = node.args[0] if node.args else None
         if not (_is(node, aten.view.default) and _is(inner, aten.sum.dim_IntList) and len(inner.args) == 3):
             continue
-        if inner.args[2] is True and list(node.meta["val"].shape) == list(inner.meta["val"].shape)[len(inner.args[1]) :]:
-            if list(inner.args[1]) == list(range(len(inner.args[1]))):
-                with graph.inserting_before(node):
-                    new = graph.call_function(torch.sum, (inner.args[0], list(inner.args[1])))
-                    new.meta = node.meta
-                node.replace_all_uses_with(new)
+        axes, shape = list(inner.args[1]), list(inner.meta["val"].shape)
+        leading = inner.args[2] is True and axes == list(range(len(axes)))
+        if leading and list(node.meta["val"].shape) == shape[len(axes) :]:
+            with graph.inserting_before(node):
+                new = graph.call_function(torch.sum, (inner.args[0], axes))
+                new.meta = node.meta
+            node.replace_all_uses_with(new)
     graph.eliminate_dead_code()
 
 
@@ -249,7 +250,7 @@ FAST: dict[Any, Callable[..., Any]] = {
     aten.sum.dim_IntList: torch.sum,
     aten.exp.default: torch.exp,
     aten.logsumexp.default: torch.logsumexp,
-    aten.max_pool2d_with_indices.default: torch._C._nn.max_pool2d_with_indices,
+    aten.max_pool2d_with_indices.default: torch._C._nn.max_pool2d_with_indices,  # type: ignore[attr-defined]
 }
 
 

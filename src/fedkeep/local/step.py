@@ -85,9 +85,7 @@ class StepRecipe:
             if correction is not None:
                 total = add(total, correction)
         w, optimizer = self.optimizer.step(state.w, total, state.optimizer)
-        track = {
-            m.name: m.track(state.track[m.name], state.w, of_loss, w, contexts[m.name]) for m in self.mechanisms
-        }
+        track = {m.name: m.track(state.track[m.name], state.w, of_loss, w, contexts[m.name]) for m in self.mechanisms}
         return LocalState(w, buffers, optimizer, track)
 
 

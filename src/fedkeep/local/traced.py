@@ -128,7 +128,7 @@ def record(recipe: StepRecipe, state: LocalState, constants: Constants, x: Tenso
     def flat(*arguments: Tensor) -> list[Tensor]:
         now = LocalState(**unpack(arguments[:count], skeleton))
         given = Constants(**unpack(arguments[count:-2], fixed_skeleton))
-        return pack(_nested(recipe.apply(_functional_gradient, now, *arguments[-2:], given)))[0]
+        return pack(_nested(recipe.apply(_functional_gradient, now, arguments[-2], arguments[-1], given)))[0]
 
     with torch.no_grad():
         trace = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)

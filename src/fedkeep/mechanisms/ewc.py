@@ -18,7 +18,7 @@ def check_options(name: str, lam: float, gamma: float) -> None:
 
 
 def penalty_rate(importance: Params, lam: float, lr: float, explicit: bool) -> Params:
-    """The share of the way back to w_t that one step takes: lr lam F, or the semi-implicit lr lam F / (1 + lr lam F)."""
+    """The share of the way back to w_t in one step: lr lam F, or the semi-implicit lr lam F / (1 + lr lam F)."""
     rate = scale(importance, lr * lam)
     if not explicit:
         return map_(lambda r: r / (1 + r), rate)

@@ -82,7 +82,7 @@ def _findings(check: Check, cells: Sequence[Cell]) -> Iterator[Finding]:
             found = _difference(left, right)
             yield Finding(check.says, _side(found, sign), _compared(left, right, found))
     elif check.alike:
-        for left, right in _pairs(*check.alike, inside):
+        for left, right in _pairs(check.alike[0], check.alike[1], inside):
             found = _difference(left, right)
             yield Finding(check.says, _within(found, check.within), _compared(left, right, found))
     elif check.gain:

@@ -49,10 +49,12 @@ def band(curves: Sequence[pd.Series]) -> Band:
     if not curves:
         return Band(*(np.zeros(0) for _ in range(4)))
     table = pd.concat(curves, axis=1).sort_index()
-    spans = np.arange(len(table)) // max(1, -(-len(table) // POINTS))  # each span of rounds is drawn as its mean
-    table = table.groupby(spans).mean().set_axis(pd.Series(table.index).groupby(spans).last().to_numpy())
-    numbers = (table.mean(axis=1), table.min(axis=1), table.max(axis=1))
-    return Band(table.index.to_numpy(), *(part.to_numpy(dtype=float) for part in numbers))
+    step = max(1, -(-len(table) // POINTS))  # each span of so many rounds is drawn as its mean
+    spans = range(0, len(table), step)
+    values = np.array([table.iloc[first : first + step].mean().to_numpy() for first in spans]).reshape(-1, len(curves))
+    ends = table.index.to_numpy()[[min(first + step, len(table)) - 1 for first in spans]]
+    known = np.ma.masked_invalid(values)
+    return Band(ends, *(np.ma.filled(part, np.nan) for part in (known.mean(1), known.min(1), known.max(1))))
 
 
 def pen(place: int) -> dict[str, Any]:
@@ -83,7 +85,7 @@ def over_rounds(panels: Sequence[Panel], title: str) -> go.Figure:
     """Curves with bands from the lowest seed to the highest."""
     figure, columns = _subplots([panel.title for panel in panels], horizontal_spacing=0.08)
     for place, panel in enumerate(panels):
-        where = {"row": place // columns + 1, "col": place % columns + 1}
+        where: dict[str, Any] = {"row": place // columns + 1, "col": place % columns + 1}
         for number, (label, found) in enumerate(panel.lines.items()):
             look = pen(number)
             common = {"x": found.x, "legendgroup": label, "name": escape(label)}
@@ -103,7 +105,7 @@ def over_values(table: Table, panels: Mapping[str, Sequence[tuple[str, str]]], t
     """A line per row over the values of an option; panels: title -> (value, column) in order."""
     figure, columns = _subplots(list(panels))
     for place, values in enumerate(panels.values()):
-        where = {"row": place // columns + 1, "col": place % columns + 1}
+        where: dict[str, Any] = {"row": place // columns + 1, "col": place % columns + 1}
         for number, row in enumerate(table.rows):
             found = [table.cells[row, column].estimate for _, column in values]
             bars = [0 if np.isnan(one.half_width) else one.half_width for one in found]
@@ -126,7 +128,7 @@ def points(table: Table, title: str) -> go.Figure:
     rows, columns = table.filled()
     figure, wide = _subplots(columns, height=120 + 22 * len(rows), wide=2, horizontal_spacing=0.2)
     for place, column in enumerate(columns):
-        where = {"row": place // wide + 1, "col": place % wide + 1}
+        where: dict[str, Any] = {"row": place // wide + 1, "col": place % wide + 1}
         cells = [table.cells[row, column] for row in rows if (row, column) in table.cells]
         names = [escape(cell.row) for cell in cells]
         found = [cell.estimate for cell in cells]
@@ -179,7 +181,7 @@ def stacked(shown: Mapping[str, tuple[np.ndarray, np.ndarray]], title: str) -> g
     """The label shares of a few clients as stacked bars; shown: title -> clients [k], shares [k, c]."""
     figure, columns = _subplots(list(shown))
     for place, (clients, shares) in enumerate(shown.values()):
-        where = {"row": place // columns + 1, "col": place % columns + 1}
+        where: dict[str, Any] = {"row": place // columns + 1, "col": place % columns + 1}
         for label in range(shares.shape[1]):
             colour = f"hsl({int(360 * label / shares.shape[1])},55%,{50 if label % 2 else 65}%)"
             bar = {"x": [str(client) for client in clients], "y": np.round(shares[:, label], 4)}

@@ -33,7 +33,7 @@ def svg(figure: go.Figure, script: Path, width: int = 1100) -> bytes | str:
     program = browser()
     if program is None:
         return "there is no Chromium or Chrome on the PATH"
-    height = int(figure.layout.height or 400)
+    height = int(figure.to_dict()["layout"].get("height") or 400)
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "page.html"
         text = PAGE.format(script=script.resolve().as_uri(), spec=figure.to_json(), width=width, height=height)

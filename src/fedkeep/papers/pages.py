@@ -17,11 +17,15 @@ UNWRITTEN = "Nobody has written one yet."
 
 
 def write_readme(result: Result, folder: Path) -> Path:
-    """Write README.md beside result.json; a notes.md that lies there is included as it is."""
-    notes = folder / NOTES
-    text = readme(result, notes.read_text(encoding="utf-8") if notes.exists() else "", _figure(folder))
-    write_whole(folder / "README.md", text.encode())
+    """Write README.md beside result.json."""
+    write_whole(folder / "README.md", rendered(result, folder).encode())
     return folder / "README.md"
+
+
+def rendered(result: Result, folder: Path) -> str:
+    """The page of a result in its folder; a notes.md that lies there is included as it is."""
+    notes = folder / NOTES
+    return readme(result, notes.read_text(encoding="utf-8") if notes.exists() else "", _figure(folder))
 
 
 def _figure(folder: Path) -> str:

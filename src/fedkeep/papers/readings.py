@@ -35,47 +35,53 @@ class Asked:
     held: float = 1.0  # share of the test examples that count
 
 
-def _judged(rounds: pd.DataFrame, column: str = "accuracy") -> np.ndarray:
-    values = rounds[column].to_numpy(dtype=float)
-    return values[~np.isnan(values)]
+def _judged(rounds: pd.DataFrame, column: str = "accuracy") -> tuple[np.ndarray, np.ndarray]:
+    """The rounds in which a column is known, and its values there."""
+    numbers, values = rounds["round"].to_numpy(dtype=float), rounds[column].to_numpy(dtype=float)
+    known = ~np.isnan(values)
+    return numbers[known], values[known]
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else math.nan
 
 
 def _tail(rounds: pd.DataFrame, column: str, last: int) -> float:
-    known = rounds[~rounds[column].isna()]
-    recent = known[known["round"] > rounds["round"].max() - last]
-    values = (recent if len(recent) else known.tail(1))[column].to_numpy(dtype=float)
-    return float(values.mean()) if len(values) else math.nan
+    """The mean of what is known of the last rounds; where nothing is, the last that is known."""
+    numbers, values = _judged(rounds, column)
+    recent = values[numbers > rounds["round"].to_numpy(dtype=float).max() - last]
+    return _mean(recent if len(recent) else values[-1:])
 
 
 def _at(rounds: pd.DataFrame, asked: Asked) -> float:
     """The accuracy at a round, or at the first one after it that was judged."""
-    known = rounds[(rounds["round"] >= asked.at) & ~rounds["accuracy"].isna()]
-    return float(known["accuracy"].iloc[0]) / asked.held if len(known) else math.nan
+    numbers, values = _judged(rounds)
+    return _mean(values[numbers >= asked.at][:1]) / asked.held
 
 
 def _until(rounds: pd.DataFrame, asked: Asked) -> float:
-    values = _judged(rounds[rounds["round"] <= asked.at])
-    return float(values.mean()) / asked.held if len(values) else math.nan
+    numbers, values = _judged(rounds)
+    return _mean(values[numbers <= asked.at]) / asked.held
 
 
 def _rounds(rounds: pd.DataFrame, asked: Asked) -> float:
-    reached = rounds.loc[rounds["accuracy"] / asked.held >= asked.target, "round"]
-    return float(reached.iloc[0]) if len(reached) else math.nan
+    numbers, values = _judged(rounds)
+    return _mean(numbers[values / asked.held >= asked.target][:1])
 
 
 READINGS: dict[str, Callable[[pd.DataFrame, Asked], float]] = {
     "final": lambda rounds, asked: _tail(rounds, "accuracy", asked.last) / asked.held,
-    "last": lambda rounds, asked: float(_judged(rounds)[-1]) / asked.held,
-    "top": lambda rounds, asked: float(_judged(rounds).max()) / asked.held,
-    "mean": lambda rounds, asked: float(_judged(rounds).mean()) / asked.held,
+    "last": lambda rounds, asked: _mean(_judged(rounds)[1][-1:]) / asked.held,
+    "top": lambda rounds, asked: float(_judged(rounds)[1].max(initial=0.0)) / asked.held,
+    "mean": lambda rounds, asked: _mean(_judged(rounds)[1]) / asked.held,
     "at": _at,
     "until": _until,
     "rounds": _rounds,
     "loss": lambda rounds, asked: _tail(rounds, "loss", asked.last),
     "forgetting": lambda rounds, asked: _tail(rounds, "forgetting", asked.last),
-    "change": lambda rounds, asked: float(steadiness(_judged(rounds)).change_std) / asked.held,
-    "drop": lambda rounds, asked: float(steadiness(_judged(rounds)).largest_drop) / asked.held,
-    "loss_change": lambda rounds, asked: float(steadiness(_judged(rounds, "loss")).change_std),
+    "change": lambda rounds, asked: float(steadiness(_judged(rounds)[1]).change_std) / asked.held,
+    "drop": lambda rounds, asked: float(steadiness(_judged(rounds)[1]).largest_drop) / asked.held,
+    "loss_change": lambda rounds, asked: float(steadiness(_judged(rounds, "loss")[1]).change_std),
     "validation": lambda rounds, asked: _tail(rounds, "validation_accuracy", asked.last),
 }
 

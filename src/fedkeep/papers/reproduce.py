@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedkeep import __version__
 from fedkeep.errors import DataError
 from fedkeep.experiment.about import about
 from fedkeep.experiment.jobs import Event, Job
@@ -36,6 +35,7 @@ class Settings:
     jobs: int = 0
     workers: int = 0
     only: str = ""  # columns whose name holds this
+    run: bool = True  # False: use the runs that are finished
     images: bool = True
 
     @property
@@ -63,10 +63,10 @@ def reproduce(recipe: Recipe, settings: Settings, watch: Watch = lambda jobs: nu
     store = Store(settings.store, settings.root)
     if recipe.kind not in WITHOUT_RUNS:
         store.prepare(made.arms)
-        todo = store.todo(made.arms, made.seeds)
+        todo = store.todo(made.arms, made.seeds) if settings.run else []
         with watch(todo) as listen:
             store.run(todo, settings.jobs, settings.workers, listen)
-    context = Context(made, store, settings.jobs)
+    context = Context(made, store, settings.jobs, settings.run)
     outcome = EVALUATE[recipe.kind](context)
     records = {"records": context.records(), **outcome.records} if recipe.kind not in WITHOUT_RUNS else outcome.records
     result = Result(
@@ -76,7 +76,7 @@ def reproduce(recipe: Recipe, settings: Settings, watch: Watch = lambda jobs: nu
         tables=tuple(outcome.tables),
         reduced=made.scale.reduced,
         about=_about(recipe, settings),
-        remarks=tuple(outcome.remarks),
+        remarks=(*_beside(recipe, settings.scale), *outcome.remarks),
         not_run=made.skipped,
         failures=_failures(store, made),
         runs=_runs(context),
@@ -88,7 +88,7 @@ def reproduce(recipe: Recipe, settings: Settings, watch: Watch = lambda jobs: nu
 
 def _about(recipe: Recipe, settings: Settings) -> dict[str, Any]:
     known = about()
-    versions = {"python": known["python"], **known["versions"], "fedkeep": __version__}
+    versions = {"python": known["python"], **known["versions"]}
     chosen = {key: known[key] for key in ("machine", "git")}
     return {"command": command(recipe, settings), "date": known["started"][:10], "versions": versions, **chosen}
 
@@ -104,6 +104,13 @@ def command(recipe: Recipe, settings: Settings) -> str:
     words += ["--seeds", str(settings.seeds)] if settings.seeds is not None else []
     words += ["--only", settings.only] if settings.only else []
     return shlex.join([*words, "--data-root", "DIR"])
+
+
+def _beside(recipe: Recipe, scale: str) -> list[str]:
+    """What stands there for comparison and is not in the paper."""
+    columns = [column.label for column in recipe.columns if column.beside and scale in column.scales]
+    names = [line.label for line in recipe.lines if line.beside] + columns
+    return [f"Not in the paper, for comparison: {'; '.join(names)}."] if names else []
 
 
 def _failures(store: Store, made: Plan) -> dict[str, str]:

@@ -97,8 +97,8 @@ def read_run(path: Path) -> RunData:
         config_text=text,
         status=status,
         rounds=frame.sort_values("round", ignore_index=True),
-        clients=_frame(directory, "clients", notes),
-        classes=_frame(directory, "classes", notes),
+        clients=_frame(directory, "clients", "client", notes),
+        classes=_frame(directory, "classes", "class", notes),
         partition=_partition(directory, notes),
         about=_about(directory, notes),
     )
@@ -204,9 +204,10 @@ def _table(directory: RunDirectory, name: str, notes: list[str]) -> pa.Table | N
     return _unchecked(directory.path / f"{name}.parquet", notes)
 
 
-def _frame(directory: RunDirectory, name: str, notes: list[str]) -> pd.DataFrame | None:
+def _frame(directory: RunDirectory, name: str, key: str, notes: list[str]) -> pd.DataFrame | None:
+    """A table that has a row per round and `key`."""
     table = _table(directory, name, notes)
-    return None if table is None or "round" not in table.column_names else table.to_pandas()
+    return None if table is None or not {"round", key} <= set(table.column_names) else table.to_pandas()
 
 
 def _partition(directory: RunDirectory, notes: list[str]) -> pd.DataFrame | None:

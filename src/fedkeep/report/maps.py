@@ -84,7 +84,7 @@ def forgettable_map(found: Forgettable, highest: float | None = None, colorbar: 
     top = int(found.minority.sum())
     line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": top - 0.5, "y1": top - 0.5}
     names = [starred(k, few) for k, few in zip(found.clients.tolist(), found.minority.tolist(), strict=True)]
-    marks = ticks(names, most=34, always=top if top <= 10 else 0)
+    marks = ticks(names, most=34)
     return go.Figure(
         trace,
         layout(
@@ -192,14 +192,14 @@ def starred(client: int, minority: bool) -> str:
     return f"{MARK} {client}" if minority else str(client)
 
 
-def ticks(names: Sequence[Any], most: int = TICKS, always: int = 0) -> dict[str, list]:
-    """Names along an axis of categories, thinned out where they would not fit; the first `always` are kept.
+def ticks(names: Sequence[Any], most: int = TICKS) -> dict[str, list]:
+    """Names along an axis of categories, thinned out where they would not fit.
 
     >>> ticks([7, 8, 9], most=2)
     {'tickvals': [0, 2], 'ticktext': ['7', '9']}
     """
     step = max(1, -(-len(names) // most))
-    places = [place for place in range(len(names)) if place < always or place % step == 0]
+    places = list(range(0, len(names), step))
     return {"tickvals": places, "ticktext": [str(names[place]) for place in places]}
 
 

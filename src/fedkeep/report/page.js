@@ -31,30 +31,34 @@
     return { data, layout };
   }
 
-  // Names along an axis, thinned out until they fit.
-  function fit(axis, room, need) {
-    if (!axis.tickvals || !axis.tickvals.length) return;
-    const widest = Math.max(...axis.ticktext.map(need));
-    const step = Math.max(1, Math.ceil((axis.ticktext.length * widest) / room));
-    const marked = axis.ticktext.map((name, place) => (name.startsWith("★") ? place : -1)).filter((place) => place >= 0);
-    const kept = axis.ticktext.map((_, place) => {
-      const near = marked.some((other) => Math.abs(other - place) < step);
-      const rank = marked.indexOf(place);
-      return rank >= 0 ? rank % step === 0 : place % step === 0 && !near;
-    });
-    axis.tickvals = axis.tickvals.filter((_, place) => kept[place]);
-    axis.ticktext = axis.ticktext.filter((_, place) => kept[place]);
+  // Names along an axis of `count` cells, thinned out until they fit; marked ones come first.
+  function fit(axis, count, room, need) {
+    if (!axis.tickvals || !count) return;
+    const cell = room / count;
+    const names = axis.tickvals.map((place, i) => ({ place, name: axis.ticktext[i], marked: axis.ticktext[i].startsWith("★") }));
+    const kept = [];
+    for (const one of [...names.filter((name) => name.marked), ...names.filter((name) => !name.marked)]) {
+      const free = ({ place, name }) => Math.abs(place - one.place) * cell >= (need(name) + need(one.name)) / 2;
+      if (kept.every(free)) kept.push(one);
+    }
+    kept.sort((left, right) => left.place - right.place);
+    axis.tickvals = kept.map((one) => one.place);
+    axis.ticktext = kept.map((one) => one.name);
   }
 
   function draw(id) {
     const plot = plots.get(id);
     const { data, layout } = themed(page.cards[id][plot.choice].figure);
     if (plot.heat) moveTo(plot, data, layout);
-    fit(layout.xaxis, (plot.box.clientWidth || 600) - layout.margin.l - layout.margin.r, (name) => 6 + 7 * name.length);
-    fit(layout.yaxis, layout.height - layout.margin.t - layout.margin.b, () => 13);
+    if (data[0].type === "heatmap") {
+      const { l, r, t, b } = layout.margin;
+      fit(layout.xaxis, data[0].x.length, (plot.box.clientWidth || 600) - l - r, (name) => 4 + 7 * name.length);
+      fit(layout.yaxis, data[0].y.length, layout.height - t - b, () => 13);
+    }
     return Plotly.react(plot.box, data, layout, config);
   }
-  const drawAll = () => [...plots.keys()].forEach(draw);
+  const drawAll = () => plots.forEach((plot, id) => { plot.drawn = true; draw(id); });
+  const drawAgain = () => plots.forEach((plot, id) => plot.drawn && draw(id));
 
   // -- the slider: each step replaces the cells, the names and the frames of every heatmap
 
@@ -190,7 +194,26 @@
     });
   }
 
-  // -- one figure after another, so that the page can be read while the rest is drawn
+  // -- one figure after another, those in sight first, so that the page can be read while the rest is drawn
+
+  const later = window.requestIdleCallback ? (task) => requestIdleCallback(task, { timeout: 100 }) : (task) => setTimeout(task);
+
+  function fromSight(plot) {
+    const { top, bottom } = plot.box.getBoundingClientRect();
+    return Math.max(0, top - innerHeight, -bottom);
+  }
+
+  function drawNext() {
+    const waiting = [...plots].filter(([, plot]) => !plot.drawn);
+    if (!waiting.length) {
+      root.dataset.drawn = String(Math.round(performance.now()));
+      return;
+    }
+    const [id, plot] = waiting.reduce((best, one) => (fromSight(one[1]) < fromSight(best[1]) ? one : best));
+    plot.drawn = true;
+    draw(id);
+    later(drawNext);
+  }
 
   function begin() {
     for (const box of document.querySelectorAll(".plot[data-card]")) {
@@ -201,19 +224,9 @@
     prepareSlider();
     preparePrint();
     for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", () => copy(button));
-    night.addEventListener("change", drawAll);
-    const waiting = [...plots.keys()];
-    const next = () => {
-      const id = waiting.shift();
-      if (id === undefined) {
-        root.dataset.ready = String(Math.round(performance.now()));
-        return;
-      }
-      plots.get(id).drawn = true;
-      draw(id);
-      setTimeout(next);
-    };
-    next();
+    night.addEventListener("change", drawAgain);
+    root.dataset.ready = String(Math.round(performance.now()));
+    drawNext();
   }
   begin();
 })();

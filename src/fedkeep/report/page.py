@@ -146,7 +146,7 @@ def _experiment(report: Report) -> str:
 
 def _about(report: Report) -> str:
     runs, methods = len(report.runs), len(report.series)
-    clients = {int(run.options["clients"]) for run in report.runs if run.options.get("clients")}
+    clients = {str(run.options["clients"]) for run in report.runs if run.options.get("clients")}
     words = [_experiment(report)]
     if len(clients) == 1:
         words.append(f"{clients.pop()} clients")

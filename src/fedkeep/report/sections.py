@@ -105,10 +105,26 @@ def costs(report: Report) -> list[dict[str, Any]]:
                 "up_client": size(up / clients) if clients else DASH,
                 "times": _times(up + down, _mean_over(base, "bytes_up") + _mean_over(base, "bytes_down")),
                 "seconds": _number(seconds, ".2f"),
-                "sends": sends(series.method),
+                "sends": sent_by(series),
             }
         )
     return rows
+
+
+def sent_by(series: Series) -> list[str]:
+    """What leaves a client in these runs: a deployment says so itself, and how private it is."""
+    run = series.runs[0]
+    deployment = (run.about or {}).get("deployment")
+    if not deployment:
+        return sends(series.method)
+    lines = [str(line) for line in deployment.get("sends", [])]
+    if "epsilon" in run.rounds:
+        delta = deployment.get("options", {}).get("dp_delta", math.nan)
+        lines.append(
+            f"client-level differential privacy: epsilon {run.rounds['epsilon'].iloc[-1]:.3g} at delta {delta:g} after "
+            f"{run.last_round} rounds"
+        )
+    return [line[0].upper() + line[1:] for line in lines if line]
 
 
 def sends(method: str) -> list[str]:

@@ -46,6 +46,7 @@ class Context:
     plan: Plan
     store: Store
     jobs: int = 0
+    run: bool = True  # may what is missing be trained
 
     @property
     def recipe(self):

@@ -63,7 +63,7 @@ def _trained(context: Context) -> dict[tuple[str, int], dict[str, Any]]:
             config = context.store.located(replace(context.arm_at(place).config, seed=seed))
             folder, _, file = context.store.name(config).partition("/")
             wanted[place.name, seed] = config, context.store.folder / f"centralised-{folder}" / f"{file}.json"
-    todo = [(config, path) for config, path in wanted.values() if not path.exists()]
+    todo = [(config, path) for config, path in wanted.values() if not path.exists() and context.run]
     at_once = min(context.jobs or cores(), cores(), len(todo))
     if at_once > 1:
         with ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn")) as pool:
@@ -71,7 +71,7 @@ def _trained(context: Context) -> dict[tuple[str, int], dict[str, Any]]:
     else:
         for config, path in todo:
             _train(config, path)
-    return {key: json.loads(path.read_text()) for key, (_, path) in wanted.items()}
+    return {key: json.loads(path.read_text()) for key, (_, path) in wanted.items() if path.exists()}
 
 
 def _train(config: Config, path: Path) -> None:

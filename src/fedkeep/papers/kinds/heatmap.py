@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pandas as pd
 
 from fedkeep.papers import figures
@@ -21,7 +22,7 @@ def heatmap(context: Context) -> Outcome:
 
     def pairs(run: Finished, row: Row, column: str) -> pd.DataFrame:
         place, number = where[column]
-        return run.pairs[run.pairs["round"] == plan.arm(row, place).here(number)]
+        return run.pairs.loc[run.pairs["round"] == plan.arm(row, place).here(number)]
 
     tables = [
         context.grid(title, list(where), lambda *asked, value=value: value(pairs(*asked)), lambda c: where[c][0])
@@ -42,15 +43,23 @@ def _name(places: tuple[Place, ...], place: Place, number: int) -> str:
 
 def mean_forgetting(pairs: pd.DataFrame) -> float:
     """The mean of F_ki over i != k, inside the cohort."""
-    others = pairs[(pairs["model"] != pairs["data"]) & pairs["data_in_cohort"]]
-    return float(others["forgetting"].mean()) if len(others) else math.nan
+    return _mean(pairs["forgetting"].to_numpy(dtype=float)[_others(pairs)])
 
 
 def own_advantage(pairs: pd.DataFrame) -> float:
     """Accuracy after local training: on the model's own data minus on that of the other clients."""
-    own = pairs[pairs["model"] == pairs["data"]]["accuracy_local"]
-    others = pairs[(pairs["model"] != pairs["data"]) & pairs["data_in_cohort"]]["accuracy_local"]
-    return float(own.mean() - others.mean()) if len(own) and len(others) else math.nan
+    accuracy = pairs["accuracy_local"].to_numpy(dtype=float)
+    own = pairs["model"].to_numpy() == pairs["data"].to_numpy()
+    return _mean(accuracy[own]) - _mean(accuracy[_others(pairs)])
+
+
+def _others(pairs: pd.DataFrame) -> np.ndarray:
+    """A model on the data of another client of the cohort."""
+    return (pairs["model"].to_numpy() != pairs["data"].to_numpy()) & pairs["data_in_cohort"].to_numpy(dtype=bool)
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else math.nan
 
 
 def _grid(context: Context, place: Place) -> dict[str, dict[str, pd.DataFrame]]:

@@ -1,0 +1,62 @@
+"""What leaves a client is said, in the run and in the report."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason='Flower is not installed; pip install "fedkeep[flower]"')
+
+from deploy.loopback import Deployment
+
+from fedkeep.deploy.wire import size_of
+from fedkeep.report.load import load_runs
+from fedkeep.report.sections import costs
+from fedkeep.report.series import Report
+
+torch.set_num_threads(1)
+
+
+def sent(tmp_path, *arguments, **config):
+    deployment = Deployment(tmp_path, *arguments, **config)
+    run = deployment.serve()
+    runs, _ = load_runs([run.directory])
+    return deployment, run, costs(Report.of(runs))[0]["sends"]
+
+
+def test_the_report_lists_what_the_deployment_sends(tmp_path):
+    options = {"encode": "delta=float16, importance=top(q=10, then=int8)", "probe": True}
+    _, _, lines = sent(tmp_path, "importance(lam=1)", options)
+    text = "\n".join(lines)
+    for words in ("importance of each weight", "Delta is sent as float16", "largest 10 %, as 8-bit", "--probe", "meter"):
+        assert words in text
+
+
+def test_the_report_says_how_private_a_run_was(tmp_path):
+    pytest.importorskip("dp_accounting", reason='dp-accounting is not installed; pip install "fedkeep[flower]"')
+    options = {"dp_clip": 1.0, "dp_noise": 8.0}
+    _, run, lines = sent(tmp_path, "fedavg(weights=uniform)", options, forgetting="off")
+    epsilon = run.frame("rounds")["epsilon"].iloc[-1]
+    assert any(f"epsilon {epsilon:.3g} at delta 1e-05 after 2 rounds" in line for line in lines)
+    assert not any("number of examples" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("encode", "share"),
+    [("", 1.0), ("delta=float16, importance=float16", 0.5), ("importance=int8", 5 / 8), ("importance=top(q=10)", 0.6)],
+)
+def test_encodings_save_what_they_say(tmp_path, encode, share):
+    deployment, run, _ = sent(tmp_path, "importance(lam=1)", {"encode": encode}, rounds=1, forgetting="off")
+    numbers = sum(tensor.numel() for tensor in run.params.values())
+    for _, kind, content in deployment.grid.uploads:
+        assert kind == "train" and size_of(content) == pytest.approx(8 * numbers * share, rel=0.02)
+    sizes = run.frame("rounds")["bytes_up"] / run.frame("rounds")["clients"]
+    assert sizes.tolist() == pytest.approx([8 * numbers * share], rel=0.02)
+
+
+def test_a_float16_broadcast_halves_what_clients_receive(tmp_path):
+    plain = Deployment(tmp_path / "a", "fedavg", forgetting="off").serve()
+    small = Deployment(tmp_path / "b", "fedavg", {"encode": "broadcast=float16"}, forgetting="off").serve()
+    ratio = small.frame("rounds")["bytes_down"] / plain.frame("rounds")["bytes_down"]
+    assert ratio.tolist() == pytest.approx([0.5, 0.5], rel=0.01)
+    torch.testing.assert_close(small.params, plain.params, rtol=0.05, atol=0.005)
