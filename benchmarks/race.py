@@ -40,6 +40,7 @@ class Outcome:
     name: str
     facts: dict[str, Any] = field(default_factory=dict)  # what it said of itself when it was ready
     seconds: list[float] = field(default_factory=list)  # of each round, without the first
+    processor: list[float] = field(default_factory=list)  # seconds of all cores a round, one number a turn
     first: float = 0.0  # seconds of the first round
     memory: int = 0  # bytes over all its processes: the most that was seen in the first round and at the end
     params: dict[str, np.ndarray] = field(default_factory=dict)
@@ -94,6 +95,11 @@ class _Runner:
             self._say("round")
         deadline = time.monotonic() + ROUND_LIMIT * rounds
         return [self._hear("seconds", deadline, watch_memory) for _ in range(rounds)]
+
+    def turn(self, rounds: int) -> None:
+        before = processes.processor_time(self._process.pid)
+        self.outcome.seconds += self.run(rounds)
+        self.outcome.processor.append((processes.processor_time(self._process.pid) - before) / rounds)
 
     def finish(self, keep: bool) -> None:
         self.see_memory()
@@ -156,7 +162,7 @@ def race(contenders: Sequence[Contender], turns: int, rounds_a_turn: int, keep: 
             for turn in range(turns):
                 going = _running(runners)
                 for runner in going if turn % 2 == 0 else reversed(going):
-                    _try(runner, lambda r: r.outcome.seconds.extend(r.run(rounds_a_turn)))
+                    _try(runner, lambda r: r.turn(rounds_a_turn))
             for runner in _running(runners):
                 _try(runner, lambda r: r.finish(keep))
         finally:

@@ -65,6 +65,7 @@ def held(settings: Settings, contenders: Sequence[Contender], shape: Workload, k
     for _ in range(settings.repeat - 1):
         for outcome, again in zip(outcomes, race(contenders, shape.turns, shape.rounds_a_turn), strict=True):
             outcome.seconds += again.seconds
+            outcome.processor += again.processor
             outcome.memory = max(outcome.memory, again.memory)
             outcome.problem = outcome.problem or again.problem
     return outcomes

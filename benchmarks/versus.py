@@ -58,8 +58,9 @@ def _peer_words(shape: Workload, work: float) -> str:
     timed = shape.turns * shape.rounds_a_turn
     return (
         f"{timed} timed rounds each after one to warm up, in turns of {shape.rounds_a_turn}; {work:.4g} GFLOP a round. "
-        "Times as fast: the best peer = 1, by best rounds. Memory: PSS over all processes. Accuracy on the test images "
-        "after the last round. Distance: how far the model's change is from FedKeep's, relative to its length."
+        "CPU: of all processes together, in the best turn. Times as fast: the best peer = 1, by best rounds. Memory: PSS "
+        "over all processes. Accuracy on the test images after the last round. Distance: how far the model's change is "
+        "from FedKeep's, relative to its length."
     )
 
 
@@ -73,6 +74,7 @@ def _peer_row(
         outcome.facts["how"] + (f", {outcome.facts['layout']}" if "layout" in outcome.facts else ""),
         seconds(outcome.best),
         seconds(outcome.median),
+        seconds(min(outcome.processor)),
         f"{min(others) / outcome.best:.2f}",
         f"{work / outcome.best:.0f}",
         f"{work / outcome.best / peak:.0%}" if peak else "-",

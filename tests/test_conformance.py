@@ -396,6 +396,14 @@ class SharedMemory(Mechanic):
         return Finish()
 
 
+class FollowsTheLeader(SharedMemory):
+    """The same leak, wiped at the start of every run, so that only the order of the clients shows it."""
+
+    def server_init(self, params):
+        SharedMemory.seen = ()
+        return {}
+
+
 class Raising(Mechanic):
     def server_end(self, slots, mean_upload, fraction):
         return {"c": mean_upload["c"]}
@@ -436,6 +444,7 @@ BROKEN_MECHANISMS = [
     (Repelling(), r"pull\(\) is -1.0; return a strength >= 0"),
     (Diary(), "changed itself; clients that were not sampled must keep nothing"),
     (SharedMemory(), "gives another result when the same rounds run again"),
+    (FollowsTheLeader(), "depends on the order of the clients of a cohort"),
     (Raising(), "server_end raised KeyError: 'c'"),
 ]
 

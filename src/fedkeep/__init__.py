@@ -7,7 +7,8 @@
 
 from fedkeep import aggregation, losses, testing
 from fedkeep.data import partition
-from fedkeep.experiment import Config, Run, compare, load_run, run
+from fedkeep.experiment import Config, Run, load_run, run
+from fedkeep.experiment.compare import compare
 from fedkeep.grammar import name_of, parse
 from fedkeep.method import Method
 from fedkeep.metrics import ForgettingMeter, forgetting

@@ -119,7 +119,9 @@ SMALL = {"clients": 4, "fraction": 0.5, "rounds": 2, "limit": 100, "local_epochs
 class Deployment:
     """A small federation over a loopback grid; its store and its run directory live in `folder`."""
 
-    def __init__(self, folder: Path, method: str = "fedavg", options: dict[str, Any] | None = None, **config: Any) -> None:
+    def __init__(
+        self, folder: Path, method: str = "fedavg", options: dict[str, Any] | None = None, **config: Any
+    ) -> None:
         self.options = Options(**{"out": str(folder / "run"), **(options or {})})
         self.run_config = to_run_config(Config(method=method, **{**SMALL, **config}), self.options)
         self.config = from_run_config(self.run_config)[0]

@@ -277,7 +277,12 @@ def test_a_restarted_node_with_another_id_takes_its_place_again(tmp_path):
 
     grid._push = pushed
     rows = deployment.serve().frame("rounds")
-    assert rows["missing"].tolist() == [0, 0] and [k for k, kind, _ in grid.log if kind == "query.hello"] == [0, 1, 2, 1]
+    assert rows["missing"].tolist() == [0, 0] and [k for k, kind, _ in grid.log if kind == "query.hello"] == [
+        0,
+        1,
+        2,
+        1,
+    ]
 
 
 def test_strangers_are_left_alone(tmp_path):

@@ -138,7 +138,9 @@ def test_whole_numbers_and_doubles_are_converted():
     assert x.dtype == torch.float32 and y.dtype == torch.int64
 
 
-@pytest.mark.parametrize("reference", ["load", "x.py", ":load", "x.py:", "x.py:a b", "no_such_module_x:load", "/no/x.py:load"])
+@pytest.mark.parametrize(
+    "reference", ["load", "x.py", ":load", "x.py:", "x.py:a b", "no_such_module_x:load", "/no/x.py:load"]
+)
 def test_references_that_name_nothing_are_refused(reference):
     with pytest.raises(ConfigError):
         function_of(reference)

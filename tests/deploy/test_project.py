@@ -38,7 +38,9 @@ def test_the_app_is_one_that_flower_takes(folder):
     config, warnings = load_and_validate(folder / "superlink" / "app" / "pyproject.toml")
     assert not warnings and config["project"]["dependencies"] == []
     assert len(build_fab_from_disk(folder / "superlink" / "app")) < 20_000
-    table = tomllib.loads((folder / "superlink" / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    table = tomllib.loads((folder / "superlink" / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"][
+        "config"
+    ]
     found, options = from_run_config(table)
     assert found.method == CONFIG.method and options.names == "north,south"
     assert options.out == str(folder / "run")
@@ -176,4 +178,6 @@ def test_addresses():
     for wrong in ("host", ":80", "host:", "host:0", "host:99999", "ho st:80", "h$(x):80", 'a"b:80'):
         with pytest.raises(ConfigError, match="HOST:PORT"):
             split_address(wrong)
-    assert [is_loopback(h) for h in ("localhost", "127.0.0.1", "::1", "10.0.0.1", "example.org")] == [True] * 3 + [False] * 2
+    assert [is_loopback(h) for h in ("localhost", "127.0.0.1", "::1", "10.0.0.1", "example.org")] == [True] * 3 + [
+        False
+    ] * 2

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 import torch
+from rich.console import Console
 
 pytest.importorskip("flwr", reason='Flower is not installed; pip install "fedkeep[flower]"')
 
 from deploy.loopback import Deployment
-
 from fedkeep.deploy.wire import size_of
-from fedkeep.report.load import load_runs
+from fedkeep.report import text_summary, write_report
 from fedkeep.report.sections import costs
-from fedkeep.report.series import Report
+from fedkeep.report.series import load_report
 
 torch.set_num_threads(1)
 
@@ -20,15 +22,20 @@ torch.set_num_threads(1)
 def sent(tmp_path, *arguments, **config):
     deployment = Deployment(tmp_path, *arguments, **config)
     run = deployment.serve()
-    runs, _ = load_runs([run.directory])
-    return deployment, run, costs(Report.of(runs))[0]["sends"]
+    return deployment, run, costs(load_report([run.directory]))[0]["sends"]
 
 
 def test_the_report_lists_what_the_deployment_sends(tmp_path):
     options = {"encode": "delta=float16, importance=top(q=10, then=int8)", "probe": True}
     _, _, lines = sent(tmp_path, "importance(lam=1)", options)
     text = "\n".join(lines)
-    for words in ("importance of each weight", "Delta is sent as float16", "largest 10 %, as 8-bit", "--probe", "meter"):
+    for words in (
+        "importance of each weight",
+        "Delta is sent as float16",
+        "largest 10 %, as 8-bit",
+        "--probe",
+        "meter",
+    ):
         assert words in text
 
 
@@ -60,3 +67,24 @@ def test_a_float16_broadcast_halves_what_clients_receive(tmp_path):
     ratio = small.frame("rounds")["bytes_down"] / plain.frame("rounds")["bytes_down"]
     assert ratio.tolist() == pytest.approx([0.5, 0.5], rel=0.01)
     torch.testing.assert_close(small.params, plain.params, rtol=0.05, atol=0.005)
+
+
+@pytest.mark.parametrize(
+    ("options", "forgetting"),
+    [({}, "off"), ({}, "cohort"), ({"probe": True}, "cohort"), ({"time_limit": 0.3}, "cohort")],
+    ids=["off", "own numbers", "probe", "nobody judges"],
+)
+@pytest.mark.parametrize("own", [False, True], ids=["digits", "own data"])
+def test_the_same_report_as_of_a_simulation(tmp_path, options, forgetting, own):
+    if own:
+        text = "import numpy as np\ndef load(name):\n    return np.zeros((20, 1, 2, 2)), np.arange(20) % 2\n"
+        (tmp_path / "own.py").write_text(text)
+        options = {**options, "load": f"{tmp_path / 'own.py'}:load", "shape": "1,2,2", "classes": 2}
+    deployment = Deployment(tmp_path, "fedavg", options, forgetting=forgetting)
+    if "time_limit" in options:
+        silent = lambda k, request, reply: None if request.metadata.message_type == "query.judge" else reply
+        deployment.grid.tamper = silent
+    directory = deployment.serve().directory
+    write_report([directory], tmp_path / "page.html")
+    assert "fedavg" in (tmp_path / "page.html").read_text()
+    text_summary([directory], Console(file=io.StringIO()))

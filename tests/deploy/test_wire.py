@@ -253,7 +253,9 @@ def test_greetings():
     assert (found.name, found.examples, found.train.tolist(), found.held_out.tolist()) == ("north", 3, [1, 2], [0, 1])
     assert set(messages.put_greeting(Greeting("north"))["numbers"]) == set()  # privacy: a name and nothing else
     with pytest.raises(WireError, match="count 4 examples"):
-        messages.take_greeting(messages.put_greeting(Greeting("n", 3, np.array([2, 2]), np.zeros(2, int))), 2, False, True)
+        messages.take_greeting(
+            messages.put_greeting(Greeting("n", 3, np.array([2, 2]), np.zeros(2, int))), 2, False, True
+        )
 
 
 def test_counts_that_contradict_each_other_are_refused():

@@ -96,9 +96,7 @@ def init(
     address: Annotated[
         str, typer.Option("--address", metavar="HOST:PORT", help="What the clients' nodes connect to.")
     ] = "127.0.0.1:8000",
-    out: Annotated[
-        str | None, typer.Option("--out", help="Run directory on the server; by default DIR/run.")
-    ] = None,
+    out: Annotated[str | None, typer.Option("--out", help="Run directory on the server; by default DIR/run.")] = None,
     insecure: Insecure = False,
     *,
     options: dict,

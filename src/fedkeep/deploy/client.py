@@ -169,7 +169,9 @@ class Client:
     def _tidy(self, store: Store, number: int, accepted: int | None = None) -> None:
         """Drop what no server will ask for again: judgements of old rounds, memories of updates that were not used."""
         keys = store.keys()
-        useful = [key for key in keys if accepted is not None and key.startswith("memory-") and key <= _memory(accepted)]
+        useful = [
+            key for key in keys if accepted is not None and key.startswith("memory-") and key <= _memory(accepted)
+        ]
         for key in keys:
             what, _, when = key.partition("-")
             if what == "memory":
@@ -203,7 +205,7 @@ def client_of(context: Context) -> Client:
     node = context.node_config
     name = node.get("name")
     if not isinstance(name, str):
-        raise ConfigError('this node has no name; start it with --node-config \'name="client-0"\'')
+        raise ConfigError("this node has no name; start it with --node-config 'name=\"client-0\"'")
     if threads := node.get("threads"):
         torch.set_num_threads(int(threads))
     scene = client_scene(config, options, name, str(node.get("load", "")))

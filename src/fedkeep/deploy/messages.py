@@ -150,9 +150,7 @@ def put_broadcast(broadcast: Broadcast, encodings: Encodings) -> RecordDict:
     return records
 
 
-def take_broadcast(
-    records: RecordDict, method: Method, like: tuple[Params, Params], encodings: Encodings
-) -> Broadcast:
+def take_broadcast(records: RecordDict, method: Method, like: tuple[Params, Params], encodings: Encodings) -> Broadcast:
     """What the server sent; every mechanism has its slots, empty where nothing was sent."""
     params, buffers = take_model(records, "", like, encodings)
     slots: dict[str, Slots] = {mechanism.name: {} for mechanism in method.mechanisms}

@@ -105,7 +105,9 @@ def _first(labels: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 def without_pairs(found: Measured) -> Measured:
     """The measurement without F_ki between different clients, which nobody measured."""
-    unknown = {name: np.full(len(found.clients[name]), np.nan) for name in ("forgetting_by_model", "forgetting_by_data")}
+    unknown = {
+        name: np.full(len(found.clients[name]), np.nan) for name in ("forgetting_by_model", "forgetting_by_data")
+    }
     same = found.forgetting["model"] == found.forgetting["data"]
     return replace(
         found,

@@ -58,9 +58,7 @@ class Privacy:
             return 0.0
         import dp_accounting  # slow to import, and an extra
 
-        accountant = dp_accounting.rdp.RdpAccountant(
-            neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
-        )
+        accountant = dp_accounting.rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
         gaussian = dp_accounting.GaussianDpEvent(self.noise / 2)
         event = dp_accounting.SampledWithoutReplacementDpEvent(self.clients, self.cohort, gaussian)
         accountant.compose(event, rounds)

@@ -35,7 +35,9 @@ class Processes:
         self.logs.mkdir(parents=True, exist_ok=True)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     def start(self, name: str, command: Sequence[str], variables: Mapping[str, str] | None = None) -> int:

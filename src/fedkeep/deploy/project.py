@@ -128,7 +128,9 @@ def _write_superlink(project: Project, folder: Path) -> None:
     words = {"HOST": host, "PUBLIC_PORT": str(public), "PORT": port}
     (folder / "nginx.conf").write_text(_filled(templates.NGINX, words))
     _unit(folder, "fedkeep-superlink", "superlink", "start-superlink.sh", "FedKeep: Flower's SuperLink", "2G")
-    _unit(folder, "fedkeep-superexec", "superlink", "start-superexec.sh", "FedKeep: server app", "8G", project.options.out)
+    _unit(
+        folder, "fedkeep-superexec", "superlink", "start-superexec.sh", "FedKeep: server app", "8G", project.options.out
+    )
 
 
 def _write_node(project: Project, folder: Path, name: str) -> None:

@@ -150,7 +150,9 @@ def checked_examples(x: Tensor, y: Tensor, options: Options, where: str) -> Exam
     if tuple(x.shape[1:]) != shape or x.dim() < 2:
         raise DataError(f"{where}: x has shape {tuple(x.shape)}, not (n, {', '.join(map(str, shape))}); see --shape")
     if y.dim() != 1 or len(y) != len(x) or not len(y):
-        raise DataError(f"{where}: y has shape {tuple(y.shape)} for {len(x)} examples; give one label for each, not none")
+        raise DataError(
+            f"{where}: y has shape {tuple(y.shape)} for {len(x)} examples; give one label for each, not none"
+        )
     if y.is_floating_point() or y.is_complex():
         raise DataError(f"{where}: y holds {y.dtype}; give whole numbers 0 ... {options.classes - 1}")
     x, y = x.detach().float(), y.detach().long()

@@ -127,12 +127,10 @@ def _own_labels(federation: NetworkFederation, directory: RunDirectory | None) -
         table = directory.partition()
         return {name: table.column(name).to_numpy() for name in table.column_names}
     exchange.wait_for(set(range(federation.clients)), scene.options.min_replies, scene.options.start_wait)
-    shape = (federation.clients, scene.classes)
-    train, held_out = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    for client, greeting in exchange.greetings.items():
-        if greeting.train is not None and greeting.held_out is not None:
-            train[client], held_out[client] = greeting.train, greeting.held_out
-    client, label = np.indices(shape)
+    told = {k: g for k, g in sorted(exchange.greetings.items()) if g.train is not None and g.held_out is not None}
+    client, label = np.meshgrid(np.array(list(told), np.int64), np.arange(scene.classes), indexing="ij")
+    train = np.array([greeting.train for greeting in told.values()], np.int64)
+    held_out = np.array([greeting.held_out for greeting in told.values()], np.int64)
     return {"client": client.ravel(), "class": label.ravel(), "train": train.ravel(), "held_out": held_out.ravel()}
 
 

@@ -280,7 +280,7 @@ class NetworkFederation:
     def _measure(
         self, number: int, bundle: Bundle, counts: Mapping[int, Counts], used: Sequence[int]
     ) -> Measured | None:
-        if self.scene.config.forgetting == "off":
+        if not counts:
             return None
         forgettable = {f.client: f.numbers["forgettable"] for f in bundle.facts if "forgettable" in f.numbers}
         probed = [k for k, found in counts.items() if found.models is not None and found.before is not None]

@@ -121,7 +121,7 @@ def with_pairs(run: RunData, rounds: Sequence[int] | np.ndarray) -> RunData:
         return replace(run, notes=known)
     wanted = np.isin(table["round"].to_numpy(), np.asarray(rounds))
     kept = table.select(PAIRS).filter(pa.array(wanted))
-    return replace(run, pairs=kept.to_pandas(), notes=known)
+    return replace(run, pairs=kept.to_pandas() if len(kept) else None, notes=known)
 
 
 def spread(values: np.ndarray, count: int) -> np.ndarray:
