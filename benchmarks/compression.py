@@ -140,10 +140,12 @@ def table(given: argparse.Namespace, rows: Sequence[str] = ROWS) -> str:
         accuracy = [a for a, _ in pairs]
         mean, change = mean_interval(accuracy), paired_difference(accuracy, whole)
         bytes_up = float(np.mean([b for _, b in pairs]))
+        reached = f"{100 * mean.mean:.1f} ({100 * mean.low:.1f} to {100 * mean.high:.1f})"
         difference = f"{100 * change.mean:+.1f} ({100 * change.low:+.1f} to {100 * change.high:+.1f})" if row else ""
+        p_value = f"{change.p:.2f}" if row else ""
         lines.append(
-            f"| {row or 'everything, float32'} | {100 * mean.mean:.1f} ({100 * mean.low:.1f} to {100 * mean.high:.1f}) | "
-            f"{difference} | {f'{change.p:.2f}' if row else ''} | {bytes_up / 1e3:.0f} | {100 * bytes_up / size:.0f} % |"
+            f"| {row or 'everything, float32'} | {reached} | {difference} | {p_value} | {bytes_up / 1e3:.0f} | "
+            f"{100 * bytes_up / size:.0f} % |"
         )
     return "\n".join(lines) + "\n"
 

@@ -39,18 +39,8 @@ def beside_peers(name: str, settings: Settings, peak: float) -> Table:
     work = gflop_a_round(prepared)
     rows = [_peer_row(outcome, finished, verdicts, work, peak) for outcome in finished]
     notes += _same_work(verdicts) + _against_best(name, finished)
-    head = (
-        "",
-        "how",
-        "best s/round",
-        "median",
-        "times as fast",
-        "GFLOP/s",
-        "of peak",
-        "memory",
-        "accuracy",
-        "distance",
-    )
+    times = ("best s/round", "median", "CPU s/round", "times as fast")
+    head = ("", "how", *times, "GFLOP/s", "of peak", "memory", "accuracy", "distance")
     return Table(f"{name}: {shape.title}", _peer_words(shape, work), head, rows, notes)
 
 
@@ -58,8 +48,8 @@ def _peer_words(shape: Workload, work: float) -> str:
     timed = shape.turns * shape.rounds_a_turn
     return (
         f"{timed} timed rounds each after one to warm up, in turns of {shape.rounds_a_turn}; {work:.4g} GFLOP a round. "
-        "CPU: of all processes together, in the best turn. Times as fast: the best peer = 1, by best rounds. Memory: PSS "
-        "over all processes. Accuracy on the test images after the last round. Distance: how far the model's change is "
+        "CPU: of all processes together, in the best turn. Times as fast: the best peer = 1, by best rounds. Memory: "
+        "PSS over all processes. Accuracy on the test images after the last round. Distance: how far the model's change is "
         "from FedKeep's, relative to its length."
     )
 

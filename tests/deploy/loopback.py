@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +96,7 @@ class LoopbackGrid(Grid):
             client, request, reply = self.replies[message_id]
             if reply is None:
                 continue
-            spoil = self.spoil
-            found.append(through_the_wire(reply, (lambda c: spoil(client, request, c)) if spoil else None))
+            found.append(through_the_wire(reply, partial(self.spoil, client, request) if self.spoil else None))
         return found
 
     def set_run(self, run: Any) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("flwr", reason='Flower is not installed; pip install "fedkeep[flower]"')
 
-from fedkeep.deploy.messages import Counts
+from fedkeep.deploy.answers import Counts
 from fedkeep.deploy.meter import measure_counts, stand_ins
 from fedkeep.metrics.forgetting import decompose_by
 from fedkeep.metrics.measure import measure
@@ -23,7 +23,10 @@ def rounds(draw):
     owners = np.repeat(np.arange(clients), rng.integers(1, 9, clients))
     labels = rng.integers(0, classes, len(owners))
     cohort = sorted(rng.choice(clients, draw(st.integers(1, clients)), replace=False).tolist())
-    bits = lambda: rng.random(len(owners)) < 0.6
+
+    def bits():
+        return rng.random(len(owners)) < 0.6
+
     return classes, labels, owners, cohort, bits(), {i: bits() for i in cohort}, bits(), draw(st.booleans())
 
 
@@ -32,7 +35,10 @@ def counted(classes, labels, owners, cohort, before, local, after, everybody, pr
     found = {}
     for k in np.unique(owners):
         mine = owners == k
-        by = lambda right, mine=mine: np.bincount(labels[mine & right], minlength=classes)
+
+        def by(right, mine=mine):
+            return np.bincount(labels[mine & right], minlength=classes)
+
         patterns = None
         if k in cohort:
             patterns = decompose_by(before[mine], local[k][mine], after[mine], labels[mine], classes).counts
@@ -58,7 +64,7 @@ def test_the_same_tables_as_from_single_examples(case):
 
 @given(rounds())
 def test_without_probe_what_others_would_know_is_unknown(case):
-    classes, labels, owners, cohort, before, local, after, _ = case
+    classes, _labels, owners, cohort, before, local, after, _ = case
     counts = counted(*case, probe=False)
     got = measure_counts(1, classes, counts, cohort, {})
     assert np.isnan(got.summary["forgetting"]) and np.isnan(got.clients["forgetting_by_model"]).all()

@@ -118,3 +118,8 @@ def test_encodings_of_what_is_never_sent_are_refused():
         check(parse("importence=int8"), ["delta", "broadcast", "importance"])
     with pytest.raises(ConfigError, match="broadcast=top"):
         check(parse("broadcast=top(q=5)"), ["delta", "broadcast"])
+
+
+def test_top_tells_the_places_the_shorter_way():
+    sizes = {q: sum(part.nbytes for part in Top(q).encode(torch.randn(8000)).values()) for q in (1, 10, 50)}
+    assert sizes == {1: 80 * (4 + 4), 10: 800 * 4 + 1000, 50: 4000 * 4 + 1000}

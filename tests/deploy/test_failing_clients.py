@@ -167,7 +167,7 @@ def test_a_client_that_reports_divergence_is_left_out(tmp_path):
         about = ConfigRecord({"wire": 1, "finite": False, "memory": "new"})
         return Message(RecordDict({"about": about, "numbers": reply.content["numbers"]}), reply_to=request)
 
-    deployment, run = attack(tmp_path, diverged, rounds=1, forgetting="off")
+    _deployment, run = attack(tmp_path, diverged, rounds=1, forgetting="off")
     assert run.frame("rounds")["left_out"].tolist() == [1]
     torch.testing.assert_close(run.params, without(tmp_path, 1, rounds=1, forgetting="off").params, rtol=0, atol=0)
 
@@ -218,9 +218,12 @@ def test_silence_ends_with_the_time_limit(tmp_path, no_waiting):
 
 def test_too_few_replies_stop_the_run_and_it_can_go_on(tmp_path):
     deployment = Deployment(tmp_path, "scaffold", {"min_replies": 3, "time_limit": 5.0}, **EVERYONE, rounds=3)
-    silent = lambda client, request, reply: None if client == 1 and request.content["about"]["round"] == 2 else reply
+
+    def silent(client, request, reply):
+        return None if client == 1 and request.content["about"]["round"] == 2 else reply
+
     deployment.grid.tamper = silent
-    with pytest.raises(TooFewReplies, match="round 2: 2 of 3 clients answered, min_replies is 3.*go on from round 1"):
+    with pytest.raises(TooFewReplies, match=r"round 2: 2 of 3 clients answered, min_replies is 3.*go on from round 1"):
         deployment.serve()
     deployment.grid.tamper = None
     resumed = deployment.serve()
@@ -267,7 +270,7 @@ def test_a_restarted_node_with_another_id_takes_its_place_again(tmp_path):
         if message.metadata.dst_node_id in back:
             message.metadata.dst_node_id = plain(back[message.metadata.dst_node_id])
             number = push(message)
-            client, request, reply = grid.replies[number]
+            client, _request, reply = grid.replies[number]
             reply.metadata.__dict__["_src_node_id"] = moved[client]
             return number
         number = push(message)
@@ -296,7 +299,9 @@ def test_strangers_are_left_alone(tmp_path):
 def test_a_node_cannot_say_it_is_another(tmp_path):
     deployment = Deployment(tmp_path, "fedavg", **EVERYONE, rounds=1, forgetting="off")
     deployment.grid.registered = False
-    claims = lambda reply: reply.content["about"].__setitem__("name", "client-0")
+
+    def claims(reply):
+        return reply.content["about"].__setitem__("name", "client-0")
 
     def tamper(client, request, reply):
         if client == 1 and request.metadata.message_type == "query.hello":

@@ -84,7 +84,10 @@ def controls(deployment, run):
 def test_a_lost_reply_leaves_scaffold_consistent(tmp_path):
     """c is the mean of the c_k that belong to updates the server used; a lost one does not count on either side."""
     deployment = Deployment(tmp_path, "scaffold", {"time_limit": 0.5}, **EVERYONE, forgetting="off")
-    lost = lambda k, request, reply: None if (k, request.content["about"]["round"]) == (1, 3) else reply
+
+    def lost(k, request, reply):
+        return None if (k, request.content["about"]["round"]) == (1, 3) else reply
+
     deployment.grid.tamper = lost
     broadcasts = []
     answer = deployment.grid._answer

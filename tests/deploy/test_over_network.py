@@ -88,7 +88,10 @@ def test_a_node_killed_in_mid_round_is_skipped_and_used_again_when_it_is_back(tm
         local = deployment.federation
         deployment.prepare("one", "fedavg", {"time_limit": 40.0, "min_replies": 2}, rounds=1)
         deployment.begin()
-        received = lambda: "Receiving: train" in local.processes.tail("client-2", 200)
+
+        def received():
+            return "Receiving: train" in local.processes.tail("client-2", 200)
+
         deployment.wait(received, 200, "round 1 at client-2")
         local.processes.kill("client-2")
         deployment.wait(lambda: deployment.finished("one"), 300, "a round without client-2")

@@ -48,7 +48,9 @@ def test_everybody_in_every_round_is_the_gaussian_mechanism_at_twice_the_clip(no
 
 
 def test_epsilon_grows_with_rounds_and_falls_with_noise_and_sampling():
-    of = lambda noise=4.0, cohort=10, clip=1.0: Privacy(clip, noise, 1e-5, 100, cohort)
+    def of(noise=4.0, cohort=10, clip=1.0):
+        return Privacy(clip, noise, 1e-5, 100, cohort)
+
     assert of().epsilon(0) == 0.0
     assert of().epsilon(1) < of().epsilon(10) < of().epsilon(100)
     assert of(8.0).epsilon(10) < of(4.0).epsilon(10)

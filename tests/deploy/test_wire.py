@@ -17,9 +17,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.supercore.task_identity import TaskIdentity
 
 from deploy.loopback import through_the_wire
-from fedkeep.deploy import messages
+from fedkeep.deploy import answers, messages
+from fedkeep.deploy.answers import Counts, Greeting
 from fedkeep.deploy.encoding import PLAIN, Float16, Int8, Top
-from fedkeep.deploy.messages import Counts, Expected, Greeting
+from fedkeep.deploy.messages import Expected
 from fedkeep.deploy.wire import (
     DTYPES,
     WireError,
@@ -44,7 +45,7 @@ from fedkeep.rounds import Trainer
 
 torch.set_num_threads(1)
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-ENCODINGS = [PLAIN, Float16(), Int8(), Top(30), Top(50, "int8"), Top(100, "float16")]
+ENCODINGS = [PLAIN, Float16(), Int8(), Top(1), Top(30), Top(50, "int8"), Top(100, "float16")]
 
 shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
 
@@ -159,12 +160,21 @@ def test_every_encoding_sends_exactly_the_records_it_says(encoding):
     assert found["w"].shape == (2, 3)
 
 
-@pytest.mark.parametrize("places", [[0, 0], [1, 0], [-1, 2], [0, 6]])
+@pytest.mark.parametrize("places", [[0, 0], [1, 0], [-1, 2], [0, 600]])
 def test_places_that_do_not_fit_are_refused(places):
-    records, encoding = packed(Top(30)), Top(30)
+    records, tree = RecordDict(), {"w": torch.arange(600.0)}
+    put(records, "delta", tree, Top(0.3))
     records["delta:places"]["w"] = array_of(torch.tensor(places, dtype=torch.int32))
     with pytest.raises(WireError, match="places must grow"):
-        take(records, "delta", spec_of(GOOD), encoding)
+        take(records, "delta", spec_of(tree), Top(0.3))
+
+
+@pytest.mark.parametrize("mask", [0b11100000, 0b00000000, 0b10000010])
+def test_masks_that_do_not_fit_are_refused(mask):
+    records = packed(Top(30))  # two of six numbers
+    records["delta:mask"]["w"] = array_of(torch.tensor([mask], dtype=torch.uint8))
+    with pytest.raises(WireError, match="must mark 2 of 6 numbers"):
+        take(records, "delta", spec_of(GOOD), Top(30))
 
 
 def test_a_scale_cannot_smuggle_infinity():
@@ -249,12 +259,12 @@ def test_privacy_keeps_the_number_of_examples():
 
 def test_greetings():
     told = Greeting("north", 3, np.array([1, 2]), np.array([0, 1]))
-    found = messages.take_greeting(messages.put_greeting(told), 2, False, True)
+    found = answers.take_greeting(answers.put_greeting(told), 2, False, True)
     assert (found.name, found.examples, found.train.tolist(), found.held_out.tolist()) == ("north", 3, [1, 2], [0, 1])
-    assert set(messages.put_greeting(Greeting("north"))["numbers"]) == set()  # privacy: a name and nothing else
+    assert set(answers.put_greeting(Greeting("north"))["numbers"]) == set()  # privacy: a name and nothing else
     with pytest.raises(WireError, match="count 4 examples"):
-        messages.take_greeting(
-            messages.put_greeting(Greeting("n", 3, np.array([2, 2]), np.zeros(2, int))), 2, False, True
+        answers.take_greeting(
+            answers.put_greeting(Greeting("n", 3, np.array([2, 2]), np.zeros(2, int))), 2, False, True
         )
 
 
@@ -262,7 +272,7 @@ def test_counts_that_contradict_each_other_are_refused():
     patterns = np.zeros((2, 2, 2, 1), np.int64)
     patterns[1, 0, 1, 0] = 4
     good = Counts(np.array([4]), np.array([4]), np.array([4]), patterns)
-    assert messages.take_counts(messages.put_counts(good), 1, 0).patterns.tolist() == patterns.tolist()
+    assert answers.take_counts(answers.put_counts(good), 1, 0).patterns.tolist() == patterns.tolist()
     for lie in (
         Counts(np.array([4]), np.array([5])),
         Counts(np.array([4]), np.array([3]), np.array([4]), patterns),
@@ -271,13 +281,13 @@ def test_counts_that_contradict_each_other_are_refused():
         Counts(np.array([4]), np.array([4]), None, patterns),
     ):
         with pytest.raises(WireError):
-            messages.take_counts(messages.put_counts(lie), 1, 0)
+            answers.take_counts(answers.put_counts(lie), 1, 0)
 
 
 @pytest.mark.parametrize("scores", [[0.5], [0.5, 1.1], [0.5, -0.1], [0.5, math.nan], [0.1, 0.2, 0.3]])
 def test_scores_are_accuracies_one_for_each_model(scores):
     with pytest.raises(WireError):
-        messages.take_scores(messages.put_scores(scores), 2)
+        answers.take_scores(answers.put_scores(scores), 2)
 
 
 # -- fuzz
@@ -311,9 +321,9 @@ def test_any_reply_is_read_or_refused_and_nothing_else(content, polite):
         content["about"] = messages.about(finite=True, memory="new", name="x")
     readers = [
         lambda r: messages.take_update(r, 0, trainer(), EXPECTED),
-        lambda r: messages.take_greeting(r, 2, False, True),
-        lambda r: messages.take_scores(r, 2),
-        lambda r: messages.take_counts(r, 2, 1),
+        lambda r: answers.take_greeting(r, 2, False, True),
+        lambda r: answers.take_scores(r, 2),
+        lambda r: answers.take_counts(r, 2, 1),
         lambda r: take_any(r, "delta"),
     ]
     for read in readers:

@@ -83,6 +83,8 @@ def test_counts_are_those_of_the_clients(evaluated):
     found = shares.cells["FedAvg, round 4", "majority"]
     assert found.values[1] == pytest.approx((table[1] + table[2]) / 18)
     assert found.paper.value == pytest.approx(0.2)  # (1 + 3) / 2 of 10
+    assert shares.cells["FedAvg, round 4", "minority"].values[1] == pytest.approx(table[0] / 9)
+    assert table.sum() > 0
 
 
 def test_only_held_classes_count(evaluated):

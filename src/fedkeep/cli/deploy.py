@@ -112,8 +112,8 @@ def init(
     from fedkeep.deploy.project import Project, write_project
 
     config = resolved(experiment, options)
-    place = {"out": str(Path(out).expanduser().absolute())} if out else {}
-    project = Project(config, Options(**deployment, **place), address, insecure=insecure)
+    chosen = Options(**deployment, out=str(Path(out).expanduser().absolute()) if out else "")
+    project = Project(config, chosen, address, insecure=insecure)
     sends = write_project(project, folder)
     console = output()
     console.print(Text.assemble("written to ", (str(folder), "bold"), "; what to do next is in its README.md"))

@@ -15,7 +15,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedkeep.deploy import messages
-from fedkeep.deploy.messages import Counts, Greeting
+from fedkeep.deploy.answers import Counts, Greeting, put_counts, put_greeting, put_scores
 from fedkeep.deploy.options import from_run_config
 from fedkeep.deploy.privacy import clipped
 from fedkeep.deploy.scene import ClientScene, client_scene
@@ -61,13 +61,13 @@ class Client:
         config_of(records)
         scene = self.scene
         if scene.options.private:
-            return messages.put_greeting(Greeting(scene.name))
+            return put_greeting(Greeting(scene.name))
         _, y = scene.population.examples(scene.index)
         if scene.config.forgetting == "off":
-            return messages.put_greeting(Greeting(scene.name, len(y)))
+            return put_greeting(Greeting(scene.name, len(y)))
         held = scene.population.y[torch.from_numpy(scene.population.held_out.indices(scene.index))]
         train, held_out = (np.bincount(labels.numpy(), minlength=scene.classes) for labels in (y, held))
-        return messages.put_greeting(Greeting(scene.name, len(y), train, held_out))
+        return put_greeting(Greeting(scene.name, len(y), train, held_out))
 
     def train(self, records: RecordDict) -> RecordDict:
         """Train on the client's own examples; see `fedkeep.rounds.client_round`."""
@@ -95,7 +95,7 @@ class Client:
         scene = self.scene
         x, y = scene.population.examples(scene.index)
         models = messages.take_models(records, self._like, scene.options.encodings)
-        return messages.put_scores([evaluate(scene.model, *model, x, y).accuracy for model in models])
+        return put_scores([evaluate(scene.model, *model, x, y).accuracy for model in models])
 
     def judge(self, records: RecordDict) -> RecordDict:
         """How many of the examples this client holds out the new global model has right, and what it had before."""
@@ -115,7 +115,7 @@ class Client:
         before, local = self._known(store, _judged(number - 1)), self._known(store, _local(number))
         self._tidy(store, number)
         _, y = scene.judged()
-        return messages.put_counts(self._count(y.numpy(), before, local, after, probed))
+        return put_counts(self._count(y.numpy(), before, local, after, probed))
 
     def _count(self, labels: np.ndarray, before: Any, local: Any, after: np.ndarray, probed: messages.Models) -> Counts:
         scene, classes = self.scene, self.scene.classes

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -102,6 +103,8 @@ class Int8(Encoding):
 class Top(Encoding):
     """The q % largest numbers of each tensor, by absolute value; all others arrive as zero.
 
+    Where they are is told by a bit for each number or by their places, whichever is less.
+
     For Importance that means: where a client's weight is not among its most important ones, other clients decide, and
     where nobody's is, the mean.
     """
@@ -125,23 +128,45 @@ class Top(Encoding):
         return min(count, math.ceil(count * self.q / 100 - 1e-9))
 
     def parts(self, kind):
-        kept = self.kept(math.prod(kind[0]))
-        inside = self.inner.parts(((kept,), kind[1]))
-        return {**inside, "places": ((kept,), torch.int32)}
+        count = math.prod(kind[0])
+        kept = self.kept(count)
+        where = {"places": ((kept,), torch.int32)}
+        if self._as_mask(count):
+            where = {"mask": ((-(-count // 8),), torch.uint8)}
+        return {**self.inner.parts(((kept,), kind[1])), **where}
 
     def encode(self, tensor):
         flat = tensor.reshape(-1)
         places = flat.abs().topk(self.kept(flat.numel())).indices.sort().values
-        return {**self.inner.encode(flat[places]), "places": places.to(torch.int32)}
+        inside = self.inner.encode(flat[places])
+        if not self._as_mask(flat.numel()):
+            return {**inside, "places": places.to(torch.int32)}
+        chosen = np.zeros(flat.numel(), dtype=bool)
+        chosen[places.numpy()] = True
+        return {**inside, "mask": torch.from_numpy(np.packbits(chosen))}
 
     def decode(self, parts, kind):
         shape, count = kind[0], math.prod(kind[0])
-        places = parts["places"].long()
-        if len(places) and (int(places[0]) < 0 or int(places[-1]) >= count or bool((places.diff() <= 0).any())):
-            raise ValueError(f"places must grow and lie within 0 ... {count - 1}")
+        places = self._places(parts, count)
         flat = torch.zeros(count, dtype=kind[1])
         flat[places] = self.inner.decode(parts, ((len(places),), kind[1]))
         return flat.reshape(shape)
+
+    def _as_mask(self, count: int) -> bool:
+        """Whether one bit for each number takes less than four bytes for each that is kept."""
+        return -(-count // 8) < 4 * self.kept(count)
+
+    def _places(self, parts: Mapping[str, Tensor], count: int) -> Tensor:
+        if self._as_mask(count):
+            bits = np.unpackbits(parts["mask"].numpy())
+            places = torch.from_numpy(np.flatnonzero(bits))
+            if len(places) != self.kept(count) or bits[count:].any():
+                raise ValueError(f"the mask must mark {self.kept(count)} of {count} numbers")
+            return places
+        places = parts["places"].long()
+        if len(places) and (int(places[0]) < 0 or int(places[-1]) >= count or bool((places.diff() <= 0).any())):
+            raise ValueError(f"places must grow and lie within 0 ... {count - 1}")
+        return places
 
     def describe(self):
         rest = "" if self.then == "as-is" else f", {self.inner.describe()}"

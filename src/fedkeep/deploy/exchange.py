@@ -15,7 +15,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedkeep.deploy import messages
-from fedkeep.deploy.messages import Greeting
+from fedkeep.deploy.answers import Greeting, take_greeting
 from fedkeep.deploy.wire import WireError, shown, size_of
 
 PAUSE = 0.2  # seconds between two looks for replies
@@ -63,7 +63,7 @@ class Exchange:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     say: Callable[[str], None] = lambda line: None
-    read_greeting: Callable[[RecordDict], Greeting] = lambda records: messages.take_greeting(records, 0, False, False)
+    read_greeting: Callable[[RecordDict], Greeting] = lambda records: take_greeting(records, 0, False, False)
 
     def who(self, client: int) -> str:
         return f"client {client} ({self.names[client]})"
@@ -155,7 +155,7 @@ class Exchange:
         return True
 
     def _meet(self, new: Mapping[int, str], present: set[int]) -> None:
-        """Ask new nodes who they are. A registered name is Flower's word, a name without registration the node's own."""
+        """Ask new nodes who they are; a registered name is Flower's word, any other the node's own."""
         numbers = {name: client for client, name in enumerate(self.names)}
         strange = {node for node, name in new.items() if name and name not in numbers}
         for node in strange:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedkeep.deploy.messages import Counts
+from fedkeep.deploy.answers import Counts
 from fedkeep.metrics.measure import Measured, measure
 
 
@@ -65,9 +65,10 @@ def stand_ins(found: Counts, classes: int) -> tuple[np.ndarray, np.ndarray]:
         within = np.concatenate([np.arange(n) for n in found.judged]) if len(found.judged) else np.zeros(0)
         right = [within < np.repeat(n, found.judged) for n in (found.before, found.after)]
         return label, np.stack([right[0], np.zeros(len(label), bool), right[1]])
-    b, l, a, c = np.indices(patterns.shape).reshape(4, -1)
+    before, local, after, label = np.indices(patterns.shape).reshape(4, -1)
     times = patterns.ravel()
-    return np.repeat(c, times), np.stack([np.repeat(axis, times).astype(bool) for axis in (b, l, a)])
+    right = [np.repeat(axis, times).astype(bool) for axis in (before, local, after)]
+    return np.repeat(label, times), np.stack(right)
 
 
 def _local(

@@ -19,13 +19,16 @@ from fedkeep.deploy.options import Options, deployed, to_run_config
 from fedkeep.deploy.privacy import Privacy
 from fedkeep.deploy.scene import server_scene
 from fedkeep.deploy.sent import statement
-from fedkeep.deploy.server import start_of
+from fedkeep.deploy.start import start_of
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.config import Config
 
 PORT = 8000
 NODE_PORT = 9094
-SECURE = "--ssl-ca-certfile certificates/ca.crt --ssl-certfile certificates/server.pem \\\n    --ssl-keyfile certificates/server.key --enable-supernode-auth"
+SECURE = (
+    "--ssl-ca-certfile certificates/ca.crt --ssl-certfile certificates/server.pem \\\n"
+    "    --ssl-keyfile certificates/server.key --enable-supernode-auth"
+)
 
 
 @dataclass(frozen=True)
@@ -188,8 +191,8 @@ def _readme_words(project: Project, cohort: int, sends: list[str], privacy: Priv
     load = ""
     if project.options.load:
         load = (
-            f"Its examples come from `{project.options.load}`, looked for in the folder the script is in; another place "
-            "for this node: `NODE_CONFIG='load=\"/srv/data.py:load\"' ./start-supernode.sh`."
+            f"Its examples come from `{project.options.load}`, looked for in the folder the script is in; another "
+            "place for this node: `NODE_CONFIG='load=\"/srv/data.py:load\"' ./start-supernode.sh`."
         )
     return {
         "METHOD": project.config.method,

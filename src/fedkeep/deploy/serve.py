@@ -15,9 +15,8 @@ import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedkeep.deploy import messages
+from fedkeep.deploy.answers import Greeting, take_greeting
 from fedkeep.deploy.exchange import Exchange
-from fedkeep.deploy.messages import Greeting
 from fedkeep.deploy.options import Options, from_run_config
 from fedkeep.deploy.scene import ServerScene, server_scene
 from fedkeep.deploy.sent import statement, warn_of_probe
@@ -68,7 +67,7 @@ def _exchange(grid: Grid, scene: ServerScene, tell: Say) -> Exchange:
         scene.options.time_limit,
         known=_known(scene),
         say=tell,
-        read_greeting=lambda records: messages.take_greeting(records, scene.classes, private, measured),
+        read_greeting=lambda records: take_greeting(records, scene.classes, private, measured),
     )
 
 

@@ -12,25 +12,24 @@ import torch
 from flwr.app import RecordDict
 
 from fedkeep.data.sampling import cohort
-from fedkeep.deploy import encoding, messages
+from fedkeep.deploy import answers as numbers
+from fedkeep.deploy import messages
+from fedkeep.deploy.answers import Counts
 from fedkeep.deploy.exchange import Exchange, Replies
-from fedkeep.deploy.messages import Counts, Expected
 from fedkeep.deploy.meter import measure_counts
-from fedkeep.deploy.privacy import Privacy, check_covered, clipped, unpredictable
+from fedkeep.deploy.privacy import Privacy, clipped, unpredictable
 from fedkeep.deploy.scene import ServerScene
+from fedkeep.deploy.start import start_of
 from fedkeep.deploy.wire import WireError
-from fedkeep.errors import ConfigError, RunError
+from fedkeep.errors import RunError
 from fedkeep.local.evaluate import evaluate
-from fedkeep.local.step import EagerStep
 from fedkeep.method import Answers, Memory, Probe, Update
 from fedkeep.metrics.measure import Measured
 from fedkeep.rng import stream
 from fedkeep.rounds import (
     Bundle,
     ServerState,
-    Trainer,
     ask,
-    begin,
     broadcast_of,
     collect,
     probe_model,
@@ -54,34 +53,6 @@ class NetworkRecord(RoundRecord):
 
     def row(self) -> dict[str, float]:
         return super().row() | dict(self.extra)
-
-
-@dataclass(frozen=True)
-class Start:
-    """What a server has before round 1."""
-
-    trainer: Trainer
-    state: ServerState
-    expected: Expected
-    privacy: Privacy | None
-
-
-def start_of(scene: ServerScene) -> Start:
-    """Everything ready for round 1; whatever cannot work is refused here."""
-    config, options = scene.config, scene.options
-    check_covered(scene.method, scene.model, config, options)
-    if options.min_replies > scene.cohort_size:
-        raise ConfigError(
-            f"min_replies={options.min_replies}: a round asks {scene.cohort_size} clients; choose at most that many"
-        )
-    if options.probe and config.forgetting == "off":
-        raise ConfigError("probe with forgetting off: there is nothing to measure; leave one of them away")
-    trainer = Trainer.of(scene.model, scene.method, config.plan, EagerStep)
-    state = begin(scene.method, *scene.model.initial())
-    expected = messages.expected_update(trainer, state, scene.shape, scene.classes)
-    encoding.check(options.encodings, expected.slots)
-    privacy = Privacy.of(config, options, scene.cohort_size)
-    return Start(trainer, state, replace(expected, encodings=options.encodings), privacy)
 
 
 @dataclass
@@ -180,8 +151,8 @@ class NetworkFederation:
             )
         if len(updates) < options.min_replies:
             raise TooFewReplies(
-                f"round {number}: {len(updates)} of {len(chosen)} clients answered, min_replies is {options.min_replies}. "
-                f"Start the run again to go on from round {number - 1}"
+                f"round {number}: {len(updates)} of {len(chosen)} clients answered, min_replies is "
+                f"{options.min_replies}. Start the run again to go on from round {number - 1}"
             )
         return replies, updates
 
@@ -221,7 +192,7 @@ class NetworkFederation:
             client: messages.request(messages.joined([packed[i] for i in indices]), models=len(indices))
             for client, indices in tasks.items()
         }
-        replies = self._phase(messages.SCORE, requests, lambda k, records: messages.take_scores(records, len(tasks[k])))
+        replies = self._phase(messages.SCORE, requests, lambda k, records: numbers.take_scores(records, len(tasks[k])))
         found: dict[int, list[float]] = replies.found  # type: ignore[assignment]
         scores = [
             [found[client][tasks[client].index(index)] for client in evaluators if client in found]
@@ -252,7 +223,7 @@ class NetworkFederation:
             requests[k] = messages.request(content, experiment=self.experiment, round=self.state.round, **words)
 
         def read(client: int, records: RecordDict) -> Counts:
-            return messages.take_counts(records, self.scene.classes, len(tried) if client in trying else 0)
+            return numbers.take_counts(records, self.scene.classes, len(tried) if client in trying else 0)
 
         found: dict[int, Counts] = dict(self._phase(messages.JUDGE, requests, read).found)  # type: ignore[arg-type]
         self._judges = set(found)

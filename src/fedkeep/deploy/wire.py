@@ -129,7 +129,7 @@ def take(records: RecordDict, key: str, spec: Spec, encoding: Encoding = PLAIN) 
 
 
 def take_any(records: RecordDict, key: str) -> Params:
-    """The tree under a key whatever its shapes, finite and of types we know; for what a client takes from its server."""
+    """The tree under a key whatever its shapes, finite and of known types; for what a client takes from its server."""
     spec: Spec = {}
     known = {text: dtype for dtype, text in DTYPES.items()}
     for name, array in _arrays(records, key).items():

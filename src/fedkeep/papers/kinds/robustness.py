@@ -48,6 +48,6 @@ def _cells(context: Context, row: Row, place: str, mine: list[Cell]) -> dict[tup
     top = {seed: max(values) for seed, values in known.items() if values}
     cells = {(row.name, best): context.cell(row, best, top, "share")}
     for points, name in near.items():
-        often = {seed: float(sum(v >= top[seed] - points / 10 - 1e-9 for v in known[seed])) for seed in top}
+        often = {seed: float(sum(v >= top[seed] - points / 100 - 1e-9 for v in known[seed])) for seed in top}
         cells[row.name, name] = context.cell(row, name, often, "count")
     return cells
