@@ -49,8 +49,8 @@ def _peer_words(shape: Workload, work: float) -> str:
     return (
         f"{timed} timed rounds each after one to warm up, in turns of {shape.rounds_a_turn}; {work:.4g} GFLOP a round. "
         "CPU: of all processes together, in the best turn. Times as fast: the best peer = 1, by best rounds. Memory: "
-        "PSS over all processes. Accuracy on the test images after the last round. Distance: how far the model's change is "
-        "from FedKeep's, relative to its length."
+        "PSS over all processes. Accuracy on the test images after the last round. Distance: of the change of the model "
+        "from that of FedKeep, relative to its length."
     )
 
 

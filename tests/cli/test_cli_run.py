@@ -191,4 +191,4 @@ def test_a_reader_that_leaves_early_is_no_error():
 def test_an_unknown_tracker_or_a_missing_one_is_refused_by_name(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
     assert 'did you mean "tensorboard"?' in refused("run", "fedavg", *SMALL, "--track", "tensorbord")
-    assert 'fedkeep[wandb]' in refused("run", "fedavg", *SMALL, "--track", "wandb")
+    assert "fedkeep[wandb]" in refused("run", "fedavg", *SMALL, "--track", "wandb")

@@ -117,6 +117,11 @@ def test_what_is_not_in_the_paper_is_said(settings):
     assert result.remarks[0] == "Not in the paper, for comparison: FedAvg+TCE."
 
 
+def test_a_subset_of_a_data_set_is_said(settings):
+    readme = (reproduce(load("fedwavg/table4"), settings).folder / "README.md").read_text()
+    assert "- Data: SVHN cropped digits, .mat files, 600 training and 40 test samples, NOT the official" in readme
+
+
 def test_two_seeds_give_an_interval(settings, tmp_path):
     here = Settings("smoke", settings.root, 2, tmp_path, settings.store, 1, 1, "CNN", images=False)
     cell = reproduce(load("importance/table4"), here).result.tables[0].cells["EWC", "CNN"]

@@ -109,11 +109,12 @@ def init(
     fedkeep deploy init mine fedavg --clients 3 --load data.py:load --shape 1,28,28 --classes 10
     """
     need_flower()
-    from fedkeep.deploy.project import Project, write_project
+    from fedkeep.deploy.project import PORT, Project, is_loopback, split_address, write_project
 
     config = resolved(experiment, options)
     chosen = Options(**deployment, out=str(Path(out).expanduser().absolute()) if out else "")
-    project = Project(config, chosen, address, insecure=insecure)
+    host, port = split_address(address)
+    project = Project(config, chosen, address, port if is_loopback(host) else PORT, insecure)
     sends = write_project(project, folder)
     console = output()
     console.print(Text.assemble("written to ", (str(folder), "bold"), "; what to do next is in its README.md"))

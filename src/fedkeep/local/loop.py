@@ -21,7 +21,7 @@ def passes(examples: int, plan: Plan, rng: np.random.Generator) -> Iterator[np.n
     >>> [len(p) for p in passes(5, Plan(SGD(0.1), batch_size=2, steps=4), np.random.default_rng(0))]
     [5, 2]
     """
-    left = plan.local_steps(examples)
+    left = plan.local_steps(examples) if examples else 0
     per_pass = -(-examples // plan.batch_size)
     while left > 0:
         order = rng.permutation(examples)

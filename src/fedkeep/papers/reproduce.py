@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fedkeep.data import load
 from fedkeep.errors import DataError
 from fedkeep.experiment.about import about
 from fedkeep.experiment.jobs import Event, Job
@@ -76,7 +77,7 @@ def reproduce(recipe: Recipe, settings: Settings, watch: Watch = lambda jobs: nu
         tables=tuple(outcome.tables),
         reduced=made.scale.reduced,
         about=_about(recipe, settings),
-        remarks=(*_beside(recipe, settings.scale), *outcome.remarks),
+        remarks=(*_beside(recipe, settings.scale), *outcome.remarks, *_sources(made, settings)),
         not_run=made.skipped,
         failures=_failures(store, made),
         runs=_runs(context),
@@ -111,6 +112,12 @@ def _beside(recipe: Recipe, scale: str) -> list[str]:
     columns = [column.label for column in recipe.columns if column.beside and scale in column.scales]
     names = [line.label for line in recipe.lines if line.beside] + columns
     return [f"Not in the paper, for comparison: {'; '.join(names)}."] if names else []
+
+
+def _sources(made: Plan, settings: Settings) -> list[str]:
+    """Where the data is from, with what a result made of it must say."""
+    names = sorted({arm.config.data.removesuffix(".npz").partition(",")[0] for arm in made.arms})
+    return [f"Data: {load(name, settings.root).source}." for name in names]
 
 
 def _failures(store: Store, made: Plan) -> dict[str, str]:
