@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from contenders import CORES, ours
 from race import race
-from tables import Settings, Table, held, megabytes, problems, seconds
+from tables import TIMES, Settings, Table, held, megabytes, problems, seconds, times
 
 METHODS = {
     "fedavg": None,
@@ -29,8 +29,8 @@ def methods(settings: Settings) -> Table:
         if outcome.seconds and outcomes[0].seconds:
             ratio = outcome.best / outcomes[0].best
             goal = "" if most is None else f"at most {most}: {'reached' if ratio <= most else 'NOT reached'}"
-            rows.append((outcome.name, seconds(outcome.best), seconds(outcome.median), f"{ratio:.2f}", goal))
-    head = ("method", "best s/round", "median", "times FedAvg", "asked for")
+            rows.append((outcome.name, *times(outcome), f"{ratio:.2f}", goal))
+    head = ("method", *TIMES, "times FedAvg", "asked for")
     return Table("Methods at W1", "In turns, by best rounds.", head, rows, problems(outcomes))
 
 
@@ -49,9 +49,9 @@ def measuring(settings: Settings) -> Table:
         if outcome.seconds and outcomes[0].seconds:
             more = outcome.best / outcomes[0].best - 1
             goal = f"at most +10 %: {'reached' if more <= 0.1 else 'NOT reached'}" if outcome is outcomes[-1] else ""
-            rows.append((outcome.name, seconds(outcome.best), seconds(outcome.median), f"{more:+.1%}", goal))
+            rows.append((outcome.name, *times(outcome), f"{more:+.1%}", goal))
     words = "A tenth of each client's examples is held out; all three train on the same rest. In turns, by best rounds."
-    head = ("every round", "best s/round", "median", "more", "asked for")
+    head = ("every round", *TIMES, "more", "asked for")
     return Table("Measuring forgetting at W1", words, head, rows, problems(outcomes))
 
 
@@ -69,8 +69,8 @@ def workers(settings: Settings) -> Table:
             if outcome.seconds and outcomes[0].seconds:
                 ratio = outcomes[0].best / outcome.best
                 goal = f"at least 1.8: {'reached' if ratio >= 1.8 else 'NOT reached'}" if outcome.name == "2" else ""
-                rows.append((name, outcome.name, seconds(outcome.best), seconds(outcome.median), f"{ratio:.2f}", goal))
-    head = ("workload", "workers", "best s/round", "median", "times as fast as one", "asked for")
+                rows.append((name, outcome.name, *times(outcome), f"{ratio:.2f}", goal))
+    head = ("workload", "workers", *TIMES, "times as fast as one", "asked for")
     return Table("Workers", "In turns, by best rounds.", head, rows, notes)
 
 
@@ -81,8 +81,8 @@ def lenet(settings: Settings) -> Table:
     rows = []
     if outcome.seconds:
         hours = outcome.median * 4000 / 3600
-        rows.append((seconds(outcome.best), seconds(outcome.median), f"{hours:.2f} h", outcome.facts["layout"]))
-    head = ("best s/round", "median", "4000 rounds", "layout")
+        rows.append((*times(outcome), f"{hours:.2f} h", outcome.facts["layout"]))
+    head = (*TIMES, "4000 rounds", "layout")
     return Table(shape.title, "The papers run 4000 rounds of this.", head, rows, problems([outcome]))
 
 

@@ -10,6 +10,7 @@ from tasks import Sources
 from workloads import WORKLOADS, Workload
 
 MEGABYTE = 2**20
+TIMES = ("best s/round", "median", "CPU s/round")
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,11 @@ class Table:
 
 def seconds(value: float) -> str:
     return f"{value:.3g} s" if value >= 0.1 else f"{1000 * value:.1f} ms"
+
+
+def times(outcome: Outcome) -> tuple[str, str, str]:
+    """Best and median round, and the processor time of all cores in the best turn."""
+    return seconds(outcome.best), seconds(outcome.median), seconds(min(outcome.processor))
 
 
 def megabytes(value: int) -> str:

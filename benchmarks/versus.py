@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from contenders import PEERS, ours, peer
 from race import HERE, Outcome
-from tables import Settings, Table, held, megabytes, problems, seconds
+from tables import TIMES, Settings, Table, held, megabytes, problems, times
 from tasks import Verdict, gflop_a_round, judge, write_task
 from workloads import Workload
 
@@ -39,8 +39,7 @@ def beside_peers(name: str, settings: Settings, peak: float) -> Table:
     work = gflop_a_round(prepared)
     rows = [_peer_row(outcome, finished, verdicts, work, peak) for outcome in finished]
     notes += _same_work(verdicts) + _against_best(name, finished)
-    times = ("best s/round", "median", "CPU s/round", "times as fast")
-    head = ("", "how", *times, "GFLOP/s", "of peak", "memory", "accuracy", "distance")
+    head = ("", "how", *TIMES, "times as fast", "GFLOP/s", "of peak", "memory", "accuracy", "distance")
     return Table(f"{name}: {shape.title}", _peer_words(shape, work), head, rows, notes)
 
 
@@ -49,8 +48,8 @@ def _peer_words(shape: Workload, work: float) -> str:
     return (
         f"{timed} timed rounds each after one to warm up, in turns of {shape.rounds_a_turn}; {work:.4g} GFLOP a round. "
         "CPU: of all processes together, in the best turn. Times as fast: the best peer = 1, by best rounds. Memory: "
-        "PSS over all processes. Accuracy on the test images after the last round. Distance: of the change of the model "
-        "from that of FedKeep, relative to its length."
+        "PSS over all processes. Accuracy on the test images after the last round. Distance: how far the model's "
+        "change is from FedKeep's, relative to its length."
     )
 
 
@@ -62,9 +61,7 @@ def _peer_row(
     return (
         f"{outcome.name} {outcome.facts['version']}",
         outcome.facts["how"] + (f", {outcome.facts['layout']}" if "layout" in outcome.facts else ""),
-        seconds(outcome.best),
-        seconds(outcome.median),
-        seconds(min(outcome.processor)),
+        *times(outcome),
         f"{min(others) / outcome.best:.2f}",
         f"{work / outcome.best:.0f}",
         f"{work / outcome.best / peak:.0%}" if peak else "-",
