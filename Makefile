@@ -28,7 +28,7 @@ DOCS := $(call stamp,docs)
 .DELETE_ON_ERROR:
 # Two targets must not install into one .venv at the same time.
 .NOTPARALLEL:
-.PHONY: help setup demo test lint bench bench-peers bench-scale docs clean
+.PHONY: help setup demo test test-network lint bench bench-peers bench-scale docs clean
 
 help: ## say what the targets do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ demo: $(TEST) ## run the demonstration and write its report into runs/demo
 
 test: $(TEST) ## run all tests, doctests included
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(TEST_WORKERS)
+
+test-network: $(LINT) ## run the tests of a real deployment on loopback (minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m network
 
 lint: $(LINT) ## check format, style, types and the direction of imports
 	$(BIN)/ruff format --check .
