@@ -26,7 +26,7 @@ from fedkeep.data.sampling import cohort
 from fedkeep.deploy.encoding import PLAIN, Encoding, Encodings, parse
 from fedkeep.experiment import Config
 from fedkeep.experiment.build import Prepared, prepare
-from fedkeep.experiment.statistics import mean_interval, paired_difference
+from fedkeep.experiment.statistics import holm, mean_interval, paired_difference
 from fedkeep.local.evaluate import evaluate
 from fedkeep.method import Update
 from fedkeep.rng import stream
@@ -131,18 +131,22 @@ def table(given: argparse.Namespace, rows: Sequence[str] = ROWS) -> str:
     size = found[""][0][1]
     lines = [
         f"`{given.method}` on {given.data}, {given.partition}, {given.clients} clients, {given.rounds} rounds, "
-        f"{given.seeds} seeds; test accuracy in %, mean of the last {LAST} rounds; 95 % intervals over seeds.",
+        f"{given.seeds} seeds; test accuracy in %, mean of the last {LAST} rounds; 95 % intervals over seeds, p of the "
+        "paired t-test corrected for the number of rows (Holm).",
         "",
         "| sent as | accuracy | difference to everything | p | kB up | share |",
         "|---|---|---|---|---|---|",
     ]
+    changes = {row: paired_difference([a for a, _ in pairs], whole) for row, pairs in found.items() if row}
+    p_values = dict(zip(changes, holm([change.p for change in changes.values()]), strict=True))
     for row, pairs in found.items():
-        accuracy = [a for a, _ in pairs]
-        mean, change = mean_interval(accuracy), paired_difference(accuracy, whole)
+        mean, change = mean_interval([a for a, _ in pairs]), changes.get(row)
         bytes_up = float(np.mean([b for _, b in pairs]))
         reached = f"{100 * mean.mean:.1f} ({100 * mean.low:.1f} to {100 * mean.high:.1f})"
-        difference = f"{100 * change.mean:+.1f} ({100 * change.low:+.1f} to {100 * change.high:+.1f})" if row else ""
-        p_value = f"{change.p:.2f}" if row else ""
+        difference = p_value = ""
+        if change:
+            difference = f"{100 * change.mean:+.1f} ({100 * change.low:+.1f} to {100 * change.high:+.1f})"
+            p_value = f"{p_values[row]:.2f}"
         lines.append(
             f"| {row or 'everything, float32'} | {reached} | {difference} | {p_value} | {bytes_up / 1e3:.0f} | "
             f"{100 * bytes_up / size:.0f} % |"

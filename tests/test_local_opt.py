@@ -73,7 +73,7 @@ def test_adam_is_the_twin(seed, lr, betas, eps, decay):
     w, gradients = start_and_gradients(seed)
     expected = local_sgd.train_adam(w, lambda w, g: g, gradients, lr, *betas, eps, decay)[1:]
     for found, model in zip(path(Adam(lr, *betas, eps, decay), w, gradients), expected, strict=True):
-        assert_trees(found, model, rtol=1e-5, atol=1e-6)  # step sizes are single precision
+        assert_trees(found, model, rtol=1e-7, atol=1e-8)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.term())
@@ -89,7 +89,7 @@ def test_the_same_steps_as_torch(optimizer):
         for name, leaf in leaves.items():
             leaf.grad = torch.from_numpy(gradient[name])
         theirs.step()
-        assert_trees(found, as_numpy(leaves), rtol=1e-5, atol=1e-6)
+        assert_trees(found, as_numpy(leaves), rtol=1e-7, atol=1e-8)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.term())

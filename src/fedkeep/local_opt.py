@@ -79,8 +79,8 @@ class Adam(LocalOptimizer):
         decay = {"beta1": state["decay"]["beta1"] * self.beta1, "beta2": state["decay"]["beta2"] * self.beta2}
         m = map_(lambda m, g: m * self.beta1 + g * (1 - self.beta1), state["m"], gradient)
         v = map_(lambda v, g: v * self.beta2 + g * g * (1 - self.beta2), state["v"], gradient)
-        step_size = (self.lr / (1 - decay["beta1"])).float()
-        correction = (1 - decay["beta2"]).sqrt().float()
+        step_size = self.lr / (1 - decay["beta1"])
+        correction = (1 - decay["beta2"]).sqrt()
 
         def moved(w: Tensor, m: Tensor, v: Tensor) -> Tensor:
             return w - step_size.to(w.dtype) * m / (v.sqrt() / correction.to(w.dtype) + self.eps)
