@@ -172,7 +172,7 @@ def run_local(config: Config, options: Options, out: Path | None, say: Say, inse
             return load_run(directory.path)
         say(f"starting a SuperLink and {len(project.names)} SuperNodes on this machine")
         with _ended_by_signals(), started(project, Path(scratch) / "deployment", stores) as federation:
-            failed = federation.run(say)
+            failed = federation.run(lambda line: None if line.startswith("finished") else say(line))
             if not directory.exists() or not directory.outcome():
                 words = federation.processes.tail("run")
                 raise RunError(failed or f"the server app ended before the federation was finished:\n{words}")

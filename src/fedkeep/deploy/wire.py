@@ -8,8 +8,7 @@ before a single number is looked at.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -42,15 +41,6 @@ Spec = dict[str, Kind]
 
 class WireError(RunError):
     """Something arrived that is not what was expected; it is refused."""
-
-
-@contextmanager
-def blamed(who: str) -> Iterator[None]:
-    """Name the sender in whatever is refused."""
-    try:
-        yield
-    except WireError as error:
-        raise WireError(f"{who}: {error}") from None
 
 
 def shown(value: Any, most: int = SHOWN) -> str:
