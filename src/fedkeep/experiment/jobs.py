@@ -233,8 +233,9 @@ def serve() -> None:
 def _tell(answers: Any, answer: dict[str, Any]) -> None:
     try:
         answers.write(json.dumps(answer) + "\n")
-    except OSError:
-        raise KeyboardInterrupt from None  # nobody listens any more: save and end
+    except OSError:  # nobody listens any more: save and end, undisturbed by `_read`, which notices too
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise KeyboardInterrupt from None
 
 
 def _read(given: Any, orders: queue.SimpleQueue[str]) -> None:

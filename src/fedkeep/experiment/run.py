@@ -192,11 +192,6 @@ class _Execution:
     def _round(self) -> None:
         record = self._step()
         self.history.add(record)
-        # the test data chooses nothing; where nothing is held out (nan), the newest is the best
-        if not record.validation_accuracy <= self.best_score:
-            self.best_score = record.validation_accuracy
-            self.best = (self.simulation.state.params, self.simulation.state.buffers)
-        self.unsaved.add(record)
         if self.directory and record.left_out:
             self.directory.log(f"round {record.round}: left out, update not finite: clients {record.left_out}")
         if self.directory and self._due(record.round):
@@ -205,12 +200,21 @@ class _Execution:
             self.listen(record)
 
     def _step(self) -> RoundRecord:
-        """One round, or none: a step that is interrupted leaves the simulation where it was."""
+        """One round with its records, or none: if interrupted, the simulation and the records stay where they were."""
         simulation = self.simulation
-        state, memories = simulation.state, dict(simulation.memories)
+        state, memories, mark = simulation.state, dict(simulation.memories), self.unsaved.mark()
+        best = self.best, self.best_score
         try:
-            return simulation.step()
+            record = simulation.step()
+            # the test data chooses nothing; where nothing is held out (nan), the newest is the best
+            if not record.validation_accuracy <= self.best_score:
+                self.best_score = record.validation_accuracy
+                self.best = (simulation.state.params, simulation.state.buffers)
+            self.unsaved.add(record)
+            return record
         except BaseException:
+            self.unsaved.cut(mark)
+            self.best, self.best_score = best
             if simulation.state is not state:
                 simulation.memories.clear()
                 simulation.memories.update(memories)

@@ -31,6 +31,15 @@ class History:
                 table: Table = getattr(record.measured, name)
                 self._parts[name].append(pa.table(dict(table)))
 
+    def mark(self) -> dict[str, int]:
+        """Where the tables end now."""
+        return {name: len(parts) for name, parts in self._parts.items()}
+
+    def cut(self, mark: Mapping[str, int]) -> None:
+        """Forget what was added since a mark."""
+        for name, length in mark.items():
+            del self._parts[name][length:]
+
     def append(self, tables: Mapping[str, pa.Table]) -> None:
         for name, table in tables.items():
             self._parts[name].append(table)
