@@ -28,7 +28,7 @@ DOCS := $(call stamp,docs)
 .DELETE_ON_ERROR:
 # Two targets must not install into one .venv at the same time.
 .NOTPARALLEL:
-.PHONY: help setup demo test test-network lint bench bench-peers bench-scale docs clean
+.PHONY: help setup demo test test-network lint bench bench-peers docs clean
 
 help: ## say what the targets do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,9 +55,6 @@ bench: $(TEST) ## measure speed and memory beside the peers; options: make bench
 
 bench-peers: $(TEST) ## install the peers that `make bench` compares with, each into its own environment
 	$(BIN)/python benchmarks/peers/setup.py
-
-bench-scale: $(TEST) ## measure how speed and memory grow with the number of clients
-	$(BIN)/python benchmarks/scale.py
 
 docs: $(DOCS) ## build the documentation into site/
 	$(BIN)/mkdocs build --strict --quiet
