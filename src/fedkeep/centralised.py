@@ -101,9 +101,10 @@ class _WatchingSession:
     session: Session
     look: Look
 
-    def __call__(self, x: Tensor, y: Tensor) -> None:
-        self.look(self.session.state(), x, y)
-        self.session(x, y)
+    def __call__(self, x: Tensor, y: Tensor, size: int) -> None:
+        for inputs, labels in zip(x.split(size), y.split(size), strict=True):
+            self.look(self.session.state(), inputs, labels)
+            self.session(inputs, labels, size)
 
     def state(self) -> LocalState:
         return self.session.state()

@@ -240,7 +240,7 @@ class Aggregator(Part):
         return [value / total for value in raw]
 
     def contribution(self, update: Update) -> Params:
-        """Streaming: what this client adds to the sum."""
+        """Streaming: what this client adds to the sum, as new tensors (sums are written into them)."""
         return scale(update.delta, self.raw_weight(update.facts))
 
     def finish(self, total: Params, facts: Sequence[Facts]) -> Params:

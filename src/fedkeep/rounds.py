@@ -24,7 +24,7 @@ from fedkeep.local.step import Constants, EagerStep, LocalState, Session, Step, 
 from fedkeep.local.traced import TracedStep
 from fedkeep.method import Answers, Facts, Finish, LocalContext, LocalResult, Memory, Method, Plan, Probe, Update
 from fedkeep.model import Model, laid_out, mean_buffers, row_major, settle_buffers, weigh_buffers
-from fedkeep.tree import Params, Slots, add, finite, nbytes, scale, sub
+from fedkeep.tree import Params, Slots, add, add_into, finite, nbytes, scale, sub
 
 BLOCKS_PER_WORKER = 4  # so that no worker waits long for the last one
 
@@ -281,7 +281,7 @@ def _single(method: Method, update: Update) -> Bundle:
 
 
 def merge(method: Method, bundles: Iterable[Bundle]) -> Bundle:
-    """Add bundles up pair by pair: neighbours, then pairs of neighbours, and so on.
+    """Add bundles up pair by pair, into the first of each pair: neighbours, then pairs of neighbours, and so on.
 
     Whoever adds up an aligned block of a power of two has done a part of the same tree, so the result is bit for bit
     the same however the cohort was cut. At most log2(n) partial sums are held at a time.
@@ -304,7 +304,7 @@ def _pair(a: Bundle, b: Bundle) -> Bundle:
         return replace(a if a.usable else b, facts=facts)
     return Bundle(
         facts,
-        add(a.total, b.total),
+        add_into(a.total, b.total),
         add(a.buffers, b.buffers),
         _add_slots(a.uploads, b.uploads),
         a.updates + b.updates,

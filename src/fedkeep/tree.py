@@ -40,6 +40,11 @@ def add(a: Params, b: Params) -> Params:
     return map_(torch.add, a, b)
 
 
+def add_into(a: Params, b: Params) -> Params:
+    """a + b, written into a"""
+    return map_(torch.Tensor.add_, a, b)
+
+
 def sub(a: Params, b: Params) -> Params:
     """a - b"""
     return map_(torch.sub, a, b)

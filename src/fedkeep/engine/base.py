@@ -78,17 +78,18 @@ class Bench:
         """Train the clients one after another; judge each local model on the probed rows while it is at hand."""
         kept: dict[int, Memory] = {}
         correct: dict[int, np.ndarray] = {}
-        updates: list[Update] = []
         probed = self._rows("train", rows) if len(rows) else None
-        for client in clients:
+
+        def trained(client: int) -> Update:
             rng = stream(self.seed, "client", broadcast.round, client)
             outcome = client_round(self.trainer, broadcast, self.client_data(client), memories.get(client), client, rng)
             kept[client] = outcome.memory
-            updates.append(outcome.update)
             if probed is not None:
                 judged = evaluate(self.trainer.model, outcome.params, outcome.buffers, *probed)
                 correct[client] = judged.correct
-        return GroupResult(collect(self.trainer.method, updates), kept, correct)
+            return outcome.update
+
+        return GroupResult(collect(self.trainer.method, map(trained, clients)), kept, correct)
 
     def judge(self, params: Params, buffers: Params, pool: str, rows: np.ndarray) -> Judged:
         return evaluate(self.trainer.model, params, buffers, *self._rows(pool, rows))

@@ -47,11 +47,21 @@ def train(
     session = step.open(state, constants)
     for order in passes(len(y), plan, rng):
         rows = torch.from_numpy(order)
-        shuffled = zip(
-            x.index_select(0, rows).split(plan.batch_size), y.index_select(0, rows).split(plan.batch_size), strict=True
-        )
-        for inputs, labels in shuffled:
-            if double_single and len(labels) == 1:
-                inputs, labels = torch.cat([inputs, inputs]), torch.cat([labels, labels])
-            session(inputs, labels)
+        if double_single:
+            rows = doubled(rows, plan.batch_size)
+        size = 2 if double_single and plan.batch_size == 1 else plan.batch_size
+        session(x.index_select(0, rows), y.index_select(0, rows), size)
     return session.state()
+
+
+def doubled(rows: Tensor, batch_size: int) -> Tensor:
+    """The examples of a pass, those that would make a batch of one shown twice.
+
+    >>> doubled(torch.tensor([4, 2, 7]), batch_size=2)
+    tensor([4, 2, 7, 7])
+    >>> doubled(torch.tensor([4, 2]), batch_size=1)
+    tensor([4, 4, 2, 2])
+    """
+    if batch_size == 1:
+        return rows.repeat_interleave(2)
+    return torch.cat([rows, rows[-1:]]) if len(rows) % batch_size == 1 else rows

@@ -1,7 +1,9 @@
 """Rewrites of a recorded step that save passes over memory.
 
 - a weight's new value is a linear combination of its old value, constants and a gradient: written as such and added
-  up in place, the matrix product that makes a dense gradient folded in: addmm(w, a, b, beta, alpha, out=w)
+  up in place, the matrix product that makes a dense gradient folded in: addmm_(w, a, b, beta, alpha)
+- max_pool(relu(x)) = relu(max_pool(x))
+- the gradient of a dense bias, a sum over rows, is added in one product with ones
 - double transposes cancel; the loss's own value, which nobody asks for, is dropped
 - operations are called through torch's fast bindings
 
@@ -21,18 +23,25 @@ from torch.fx import Node
 
 aten = torch.ops.aten
 Number = int | float
+Labels = Callable[[Tensor], Tensor]
 
 
-def rewrite(graph: fx.Graph, states: int) -> None:
-    """Rewrite a recorded step in place. Its first `states` inputs are replaced by its outputs, in order."""
+def rewrite(graph: fx.Graph, states: int) -> Labels:
+    """Rewrite a recorded step in place. Its first `states` inputs are replaced by its outputs, in order.
+
+    Returns what is to be done to the labels of many batches at once, before the step sees them.
+    """
     cancel_transposes(graph)
     simplify_cross_entropy(graph)
     graph.eliminate_dead_code()
+    labels = labels_beforehand(graph)
+    pool_before_relu(graph)
+    plain_sums(graph)
     update_in_place(graph, states)
     graph.eliminate_dead_code()
-    plain_sums(graph)
     fast_calls(graph)
     graph.lint()
+    return labels
 
 
 def cancel_transposes(graph: fx.Graph) -> None:
@@ -59,14 +68,64 @@ def simplify_cross_entropy(graph: fx.Graph) -> None:
             continue
         examples = output.args[0].meta["val"].shape[0]
         with graph.inserting_before(node):
-            new = graph.call_function(_mean_cross_entropy_gradient, (output.args[0], labels, -1.0 / examples))
-            new.meta = node.meta
+            wanted = graph.call_function(_wanted, (labels, output.args[0].meta["val"].shape[1], examples))
+            softmax = graph.call_function(torch.softmax, (output.args[0], 1))
+            new = graph.call_function(torch.add, (wanted, softmax), {"alpha": 1.0 / examples})
+            wanted.meta = softmax.meta = new.meta = node.meta
         node.replace_all_uses_with(new)
 
 
-def _mean_cross_entropy_gradient(logits: Tensor, labels: Tensor, share: float) -> Tensor:
-    gradient = torch.softmax(logits, 1).mul_(-share)
-    return gradient.scatter_add_(1, labels.unsqueeze(1), gradient.new_full((1, 1), share).expand(len(labels), 1))
+def _wanted(labels: Tensor, classes: int, examples: int) -> Tensor:
+    """- one hot / n"""
+    return torch.eye(classes).mul_(-1.0 / examples).index_select(0, labels)
+
+
+def labels_beforehand(graph: fx.Graph) -> Labels:
+    """If the step only needs the one-hot form of its labels (its last input), give it that."""
+    labels = [node for node in graph.nodes if node.op == "placeholder"][-1]
+    users = list(labels.users)
+    if len(users) != 1 or users[0].target is not _wanted:
+        return lambda y: y
+    _, classes, examples = users[0].args
+    users[0].replace_all_uses_with(labels)
+    labels.meta = users[0].meta
+    graph.erase_node(users[0])
+    return lambda y: _wanted(y, classes, examples)
+
+
+def pool_before_relu(graph: fx.Graph) -> None:
+    """max_pool(relu(x)) = relu(max_pool(x)): the same values and gradients from a smaller relu.
+
+    Where two examples of a window tie at zero, relu's gradient is zero whichever is chosen.
+    """
+    for relu in list(graph.nodes):
+        if not _is(relu, aten.relu.default):
+            continue
+        pools = [user for user in relu.users if _is(user, aten.max_pool2d_with_indices.default)]
+        backward = [user for user in relu.users if _is(user, aten.max_pool2d_with_indices_backward.default)]
+        thresholds = [user for user in relu.users if _is(user, aten.threshold_backward.default)]
+        if not len(pools) == len(backward) == len(thresholds) == 1 or len(relu.users) != 3:
+            continue
+        values = [user for user in pools[0].users if user.args[1] == 0]
+        if len(values) != 1 or thresholds[0].args[0] is not backward[0] or set(backward[0].users) != {thresholds[0]}:
+            continue
+        _swap(graph, relu, pools[0], values[0], backward[0], thresholds[0])
+
+
+def _swap(graph: fx.Graph, relu: Node, pool: Node, value: Node, backward: Node, threshold: Node) -> None:
+    before = relu.args[0]
+    pool.replace_input_with(relu, before)
+    with graph.inserting_after(value):
+        small = graph.call_function(aten.relu.default, (value,))
+    small.meta = value.meta
+    value.replace_all_uses_with(small, delete_user_cb=lambda user: user is not small)
+    with graph.inserting_before(backward):
+        kept = graph.call_function(aten.threshold_backward.default, (backward.args[0], small, threshold.args[2]))
+    kept.meta = value.meta
+    backward.args = (kept, before, *backward.args[2:])
+    threshold.replace_all_uses_with(backward)
+    graph.erase_node(threshold)
+    graph.erase_node(relu)
 
 
 @dataclass
@@ -183,8 +242,18 @@ def _emit(graph: fx.Graph, old: Node, new: Node, form: Linear) -> Node:
             break
     for factor, product in products:
         a, b = product.args
-        value = graph.call_function(_add_product, (value, a, b), {"beta": own, "alpha": factor})
+        value = graph.call_function(torch.Tensor.addmm_, (value, a, b), {"beta": own, "alpha": factor})
         own = 1.0
+    sums = [(f, t) for f, t in others if _sums_rows(t) and set(t.users) <= form.inner | {new}]
+    for factor, total in sums:
+        rows = total.args[0]
+        way = next((user for user in rows.users if _is(user, aten.t.default)), None)
+        way = way or graph.call_function(torch.t, (rows,))
+        value = graph.call_function(
+            torch.Tensor.addmv_, (value, way, _ones(graph, rows)), {"beta": own, "alpha": factor}
+        )
+        own = 1.0
+        others.remove((factor, total))
     if own != 1.0:
         value = graph.call_function(torch.Tensor.mul_, (value, own))
     for factor, term in others:
@@ -216,8 +285,17 @@ def _emit_term(graph: fx.Graph, value: Node, factor: float, term: Any, form: Lin
     return graph.call_function(torch.Tensor.add_, (value, term), {"alpha": factor})
 
 
-def _add_product(w: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float) -> Tensor:
-    return torch.addmm(w, a, b, beta=beta, alpha=alpha, out=w)
+def _sums_rows(node: Any) -> bool:
+    """Whether this is the sum of a matrix's rows, as in the gradient of a dense layer's bias."""
+    return _is(node, torch.sum) and len(node.args) == 2 and node.args[1] == [0] and node.args[0].meta["val"].dim() == 2
+
+
+def _ones(graph: fx.Graph, rows: Node) -> Node:
+    """A constant vector with a one for each row."""
+    value = rows.meta["val"]
+    name = f"ones_{len(value)}_{str(value.dtype).removeprefix('torch.')}"
+    setattr(graph.owning_module, name, torch.ones(len(value), dtype=value.dtype))
+    return graph.create_node("get_attr", name)
 
 
 def plain_sums(graph: fx.Graph) -> None:

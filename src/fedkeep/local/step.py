@@ -44,7 +44,9 @@ class Constants:
 class Session(Protocol):
     """One client's local training under way; may reuse the storage of the state it was opened with."""
 
-    def __call__(self, x: Tensor, y: Tensor) -> None: ...
+    def __call__(self, x: Tensor, y: Tensor, size: int) -> None:
+        """One step for each batch of `size` examples, in order; the last batch may be short."""
+        ...
 
     def state(self) -> LocalState: ...
 
@@ -116,9 +118,10 @@ class _EagerSession:
     def __init__(self, recipe: StepRecipe, state: LocalState, constants: Constants) -> None:
         self._recipe, self._state, self._constants = recipe, state, constants
 
-    def __call__(self, x: Tensor, y: Tensor) -> None:
+    def __call__(self, x: Tensor, y: Tensor, size: int) -> None:
         with torch.no_grad():
-            self._state = self._recipe.apply(autograd, self._state, x, y, self._constants)
+            for inputs, labels in zip(x.split(size), y.split(size), strict=True):
+                self._state = self._recipe.apply(autograd, self._state, inputs, labels, self._constants)
 
     def state(self) -> LocalState:
         return self._state

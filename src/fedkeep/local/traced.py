@@ -24,8 +24,25 @@ from fedkeep.local.step import Constants, EagerStep, LocalState, Session, StepRe
 from fedkeep.packing import pack, unpack
 from fedkeep.tree import Params
 
-Program = Callable[..., Sequence[Tensor]]
-"""(state tensors..., constant tensors..., x, y) -> state tensors; may write into the state tensors it is given."""
+
+@dataclass(frozen=True)
+class Program:
+    """A recorded step: (state tensors..., constant tensors..., x, y) -> state tensors.
+
+    May write into the state tensors it is given. What is done to labels alone is done for all batches at once.
+    """
+
+    step: Callable[..., Sequence[Tensor]]
+    labels: Callable[[Tensor], Tensor]
+
+    def __call__(
+        self, tensors: Sequence[Tensor], fixed: Sequence[Tensor], x: Tensor, y: Tensor, size: int
+    ) -> Sequence[Tensor]:
+        """One step for each batch of `size` examples."""
+        step = self.step
+        for inputs, labels in zip(x.split(size), self.labels(y).split(size), strict=True):
+            tensors = step(*tensors, *fixed, inputs, labels)
+        return tensors
 
 
 def worth_recording(sizes: Sequence[int], batch_size: int, most: int = 8) -> frozenset[int]:
@@ -85,18 +102,24 @@ class _TracedSession:
         self._fixed, _ = pack(_nested_constants(constants))
         self._programs: dict[int, Program | None] = {}
 
-    def __call__(self, x: Tensor, y: Tensor) -> None:
-        size = len(y)
+    def __call__(self, x: Tensor, y: Tensor, size: int) -> None:
+        full = len(y) - len(y) % size
+        if full:
+            self._run(x[:full], y[:full], size)
+        if full < len(y):
+            self._run(x[full:], y[full:], len(y) - full)
+
+    def _run(self, x: Tensor, y: Tensor, size: int) -> None:
         if size not in self._programs:
-            self._programs[size] = self._step.program(self.state(), self._constants, x, y)
+            self._programs[size] = self._step.program(self.state(), self._constants, x[:size], y[:size])
         program = self._programs[size]
         if program is None:
             session = EagerStep(self._step.recipe).open(self.state(), self._constants)
-            session(x, y)
+            session(x, y, size)
             self._tensors, self._skeleton = pack(_nested(session.state()))
         else:
             with torch.inference_mode():
-                self._tensors = program(*self._tensors, *self._fixed, x, y)
+                self._tensors = program(self._tensors, self._fixed, x, y, size)
 
     def state(self) -> LocalState:
         ordinary = [t.clone() if t.is_inference() else t for t in self._tensors]  # autograd takes no inference tensors
@@ -133,22 +156,22 @@ def record(recipe: StepRecipe, state: LocalState, constants: Constants, x: Tenso
     with torch.no_grad():
         trace = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)
         recorded = trace(*tensors, *fixed, x, y)
-    rewrite(recorded.graph, count)
+    labels = rewrite(recorded.graph, count)
     recorded.recompile()
-    return recorded.forward
+    return Program(recorded.forward, labels)
 
 
 def agrees(program: Program, recipe: StepRecipe, state: LocalState, constants: Constants, x: Tensor, y: Tensor) -> bool:
     """Whether a recorded step does what the eager one does, on these tensors."""
     random = torch.get_rng_state()
     eager = EagerStep(recipe).open(state, constants)
-    eager(x, y)
+    eager(x, y, len(y))
     wanted, _ = pack(_nested(eager.state()))
     torch.set_rng_state(random)
     tensors, _ = pack(_nested(state))
     fixed, _ = pack(_nested_constants(constants))
     with torch.inference_mode():
-        got = program(*[t.clone() for t in tensors], *fixed, x, y)
+        got = program([t.clone() for t in tensors], fixed, x, y, len(y))
     torch.set_rng_state(random)
     return all(_close(a, b, before) for a, b, before in zip(got, wanted, tensors, strict=True))
 
