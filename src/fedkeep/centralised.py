@@ -18,7 +18,7 @@ from torch import Tensor
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.build import Prepared, prepare
 from fedkeep.experiment.config import Config
-from fedkeep.experiment.run import Run, _quiet_torch
+from fedkeep.experiment.run import Run, quiet_torch
 from fedkeep.grammar import parse
 from fedkeep.local.evaluate import evaluate, logits_of
 from fedkeep.local.loop import passes, train
@@ -145,7 +145,7 @@ def centralised(
     rounding (at two fifths in 200 passes over digits): for 200 passes over 60,000 examples that would be millions,
     where Table 1 has thousands. So the count to hold against it, and against `federated_events`, is that of accuracy.
     """
-    with _quiet_torch():
+    with quiet_torch():
         prepared = prepare(config)
         count = _default_epochs(prepared) if epochs is None else epochs
         if count < 1:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from scipy.io import loadmat
 
 from fedkeep.data.layout import Layout
 from fedkeep.data.raw import Raw, Scaling, counted
@@ -26,6 +25,8 @@ def read_svhn(folder: Path) -> Raw:
 
 def _read_mat(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """X [32, 32, 3, N] and y [N, 1] as images [N, 3, 32, 32] and labels [N]."""
+    from scipy.io import loadmat  # slow to import, and only needed here
+
     try:
         content = loadmat(path, variable_names=("X", "y"))
     except Exception as error:  # a damaged .mat file can raise nearly anything

@@ -23,7 +23,7 @@ from fedkeep.deploy.sent import statement, warn_of_probe
 from fedkeep.deploy.server import NetworkFederation
 from fedkeep.errors import FedKeepError, RunError
 from fedkeep.experiment.about import about
-from fedkeep.experiment.run import Run, _quiet_torch, carry_out, load_run
+from fedkeep.experiment.run import Run, carry_out, load_run, quiet_torch
 from fedkeep.experiment.rundir import RunDirectory
 from fedkeep.simulate import RoundRecord
 
@@ -44,7 +44,7 @@ def serve(grid: Grid, run_config: Mapping[str, Any], tell: Say = say) -> Run:
         directory.same_experiment(directory.config(), config)
         tell(f"{directory.path}: {outcome['outcome']} after round {outcome['round']} already")
         return load_run(directory.path, directory.notes)
-    with _quiet_torch():
+    with quiet_torch():
         scene = server_scene(config, options)
         federation = NetworkFederation(scene, _exchange(grid, scene, tell))
         _announce(scene, federation, tell)

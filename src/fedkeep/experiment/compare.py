@@ -20,7 +20,7 @@ from fedkeep.experiment.comparison_file import seeds_of, to_toml
 from fedkeep.experiment.config import Config
 from fedkeep.experiment.files import write_whole
 from fedkeep.experiment.jobs import Event, Job, Listener, run_jobs
-from fedkeep.experiment.run import STOPPED, _quiet_torch
+from fedkeep.experiment.run import STOPPED, quiet_torch
 from fedkeep.experiment.rundir import RunDirectory
 from fedkeep.experiment.statistics import holm, mean_interval, paired_difference
 from fedkeep.experiment.summary import summarise
@@ -266,7 +266,7 @@ def _check_arms(wanted: Iterable[Job], layouts: dict[str, str]) -> None:
     for job in wanted:
         if not job.out.exists():
             first.setdefault(replace(job.config, seed=0), job)
-    with _quiet_torch():
+    with quiet_torch():
         for job in first.values():
             prepared = prepare(job.config)
             if job.config.model not in layouts:

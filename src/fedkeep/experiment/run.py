@@ -97,7 +97,7 @@ def execute(
         done = load_run(directory.path, directory.notes)
         done.config = replace(done.config, target=config.target)
         return done
-    with _quiet_torch():
+    with quiet_torch():
         if directory and directory.exists():  # these two change rounding: a resumed run keeps what it began with
             begun = directory.config()
             config = replace(config, layout=begun.layout, engine=begun.engine)
@@ -113,7 +113,7 @@ def execute(
 
 
 @contextmanager
-def _quiet_torch() -> Iterator[None]:
+def quiet_torch() -> Iterator[None]:
     """One thread and a random state of its own while a run goes on; the caller's come back afterwards."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

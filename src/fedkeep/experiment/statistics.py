@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
+from scipy.special import stdtr, stdtrit
 
 LEVEL = 0.95
 
@@ -61,7 +61,7 @@ def mean_interval(values: ArrayLike, level: float = LEVEL) -> Estimate:
     mean = float(known.mean())
     if count == 1:
         return Estimate(mean, math.nan, math.nan, 1, missing)
-    half = float(stats.t.ppf((1 + level) / 2, count - 1)) * _spread(known) / math.sqrt(count)
+    half = float(stdtrit(count - 1, (1 + level) / 2)) * _spread(known) / math.sqrt(count)
     return Estimate(mean, mean - half, mean + half, count, missing)
 
 
@@ -94,7 +94,7 @@ def _p_value(differences: np.ndarray) -> float:
     if spread == 0:
         return 2.0 ** (1 - count)
     t = float(differences.mean()) / (spread / math.sqrt(count))
-    return float(2 * stats.t.sf(abs(t), count - 1))
+    return float(2 * stdtr(count - 1, -abs(t)))
 
 
 def _spread(values: np.ndarray) -> float:
