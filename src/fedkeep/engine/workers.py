@@ -1,7 +1,7 @@
 """Persistent worker processes, one torch thread each.
 
 Workers are forked once the data is loaded, so they share it with their parent. What the server broadcasts lies in one
-arena that all workers read; each worker has an arena for what it is given and one for what it gives back. A worker
+arena that all workers read; each worker has arenas for what it is given and for what it gives back. A worker
 that dies is replaced and its work done again: every piece of work depends on keys only, so the result is the same.
 """
 
@@ -15,7 +15,7 @@ import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -41,15 +41,23 @@ class Work:
     tensors: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class Desk:
+    """Where tensors pass between a worker and its parent."""
+
+    inbox: Arena = field(default_factory=Arena)
+    outbox: Arena = field(default_factory=Arena)
+
+
 @dataclass
 class _Worker:
     """A worker process as its parent sees it."""
 
     process: Any
     pipe: Connection
-    inbox: Arena
-    outbox: Arena
-    busy_with: int | None = None
+    desks: tuple[Desk, Desk]  # used in turns, so that the next piece of work can lie ready while one is being done
+    given: int = 0  # pieces of work so far
+    busy_with: deque[int] = field(default_factory=deque)
 
 
 class WorkerEngine:
@@ -101,16 +109,16 @@ class WorkerEngine:
 
     def _start(self) -> _Worker:
         ours, theirs = self._context.Pipe()
-        inbox, outbox = Arena(), Arena()
+        desks = Desk(), Desk()
         others = [worker.pipe for worker in self._workers]
         process = self._context.Process(
-            target=_serve, args=(self.bench, self._shared, theirs, ours, others, inbox, outbox), daemon=True
+            target=_serve, args=(self.bench, self._shared, theirs, ours, others, desks), daemon=True
         )
         sys.stdout.flush()
         sys.stderr.flush()
         process.start()
         theirs.close()
-        return _Worker(process, ours, inbox, outbox)
+        return _Worker(process, ours, desks)
 
     def _publish(self, nested: Mapping[str, Any]) -> None:
         self._broadcast = self._shared.write(nested)
@@ -122,35 +130,41 @@ class WorkerEngine:
         tries = [0] * len(work)
         for position in range(len(work)):
             while position not in done:
-                for worker in [w for w in self._workers if w.busy_with is None]:
-                    if waiting:
-                        self._give(worker, waiting.popleft(), work)
+                self._hand_out(work, waiting)
                 self._gather(work, done, waiting, tries)
             yield done.pop(position)
 
+    def _hand_out(self, work: Sequence[Work], waiting: deque[int]) -> None:
+        """Something for every idle worker; and while plenty is left, the next piece for each, so that none waits."""
+        for worker in self._workers:
+            if waiting and not worker.busy_with:
+                self._give(worker, waiting.popleft(), work)
+        for worker in self._workers:
+            if len(waiting) > len(self._workers) and len(worker.busy_with) < len(worker.desks):
+                self._give(worker, waiting.popleft(), work)
+
     def _give(self, worker: _Worker, index: int, work: Sequence[Work]) -> None:
-        worker.busy_with = index
-        item = work[index]
-        private = worker.inbox.write(item.tensors)
+        worker.busy_with.append(index)
+        item, desk = work[index], worker.given % len(worker.desks)
+        worker.given += 1
+        private = worker.desks[desk].inbox.write(item.tensors)
         with suppress(BrokenPipeError, ConnectionResetError):  # it died: `_gather` sees the end of the pipe
-            worker.pipe.send((item.kind, item.arguments, self._broadcast, private))
+            worker.pipe.send((item.kind, item.arguments, self._broadcast, desk, private))
 
     def _gather(self, work: Sequence[Work], done: dict[int, Any], waiting: deque[int], tries: list[int]) -> None:
-        for pipe in wait([w.pipe for w in self._workers if w.busy_with is not None]):
+        for pipe in wait([w.pipe for w in self._workers if w.busy_with]):
             worker = next(w for w in self._workers if w.pipe is pipe)
-            index = worker.busy_with
-            assert index is not None
             try:
-                problem, plain, private = worker.pipe.recv()
+                problem, plain, desk, private = worker.pipe.recv()
             except (EOFError, ConnectionResetError, OSError):
-                tries[index] += 1
-                waiting.appendleft(index)
-                self._replace(worker, tries[index])
+                tries[worker.busy_with[0]] += 1
+                waiting.extendleft(reversed(worker.busy_with))
+                self._replace(worker, tries[worker.busy_with[0]])
                 continue
-            worker.busy_with = None
+            index = worker.busy_with.popleft()
             if problem is not None:
                 raise problem
-            done[index] = _receive(work[index].kind, plain, worker.outbox.read(*private))
+            done[index] = _receive(work[index].kind, plain, worker.desks[desk].outbox.read(*private))
 
     def _replace(self, worker: _Worker, tries: int) -> None:
         place = self._workers.index(worker)
@@ -173,8 +187,9 @@ def _discard(worker: _Worker) -> None:
     if worker.process.is_alive():
         worker.process.kill()
         worker.process.join()
-    worker.inbox.close()
-    worker.outbox.close()
+    for desk in worker.desks:
+        desk.inbox.close()
+        desk.outbox.close()
 
 
 def _receive(kind: str, plain: Any, tensors: dict[str, Any]) -> Any:
@@ -204,8 +219,7 @@ def _serve(
     pipe: Connection,
     theirs: Connection,
     others: list[Connection],
-    inbox: Arena,
-    outbox: Arena,
+    desks: tuple[Desk, Desk],
 ) -> None:
     """A worker's life: take work, do it, answer, until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; the pipe's end ends us
@@ -214,15 +228,16 @@ def _serve(
     torch.set_num_threads(1)
     while True:
         try:
-            kind, arguments, published, private = pipe.recv()
+            kind, arguments, published, number, private = pipe.recv()
         except (EOFError, OSError):
             os._exit(0)
         try:
-            answer = _do(bench, kind, arguments, shared.read(*published), inbox.read(*private))
+            desk = desks[number]
+            answer = _do(bench, kind, arguments, shared.read(*published), desk.inbox.read(*private))
             plain, tensors = _answer(answer)
-            message = (None, plain, outbox.write(tensors))
+            message = (None, plain, number, desk.outbox.write(tensors))
         except BaseException as error:
-            message = (_portable(error), None, None)
+            message = (_portable(error), None, number, None)
         try:
             pipe.send(message)
         except (BrokenPipeError, ConnectionResetError):
