@@ -29,7 +29,7 @@ class RoundRecord:
     cohort: tuple[int, ...]
     accuracy: float  # of the new global model on the test examples; nan in rounds that were not judged
     loss: float
-    validation_accuracy: float  # on the union of what clients hold out; nan in rounds that were not judged
+    validation_accuracy: float  # on the union of what clients hold out; nan if nobody holds anything out
     seconds: float
     bytes_up: int
     bytes_down: int
@@ -80,8 +80,8 @@ class Simulation:
         everyone = np.arange(len(self.population))
         self._rows, self._owners = self.population.judging_rows(everyone)
         self._labels = self.population.y.numpy()[self._rows]
-        # where nobody holds anything out, training examples would stand in: not worth it unless someone asks
-        self._judged_every_round = self.forgetting != "off" or bool(self.population.held_out.sizes.any())
+        # where nobody holds anything out, training examples would stand in: not worth it unless forgetting is measured
+        self._judges_clients = self.forgetting != "off" or bool(self.population.held_out.sizes.any())
 
     def step(self) -> RoundRecord:
         """Run one round."""
@@ -99,7 +99,7 @@ class Simulation:
         for result in results:
             self.memories.update(result.memories)
         due = number == self.rounds or bool(self.judge_every and number % self.judge_every == 0)
-        after = self._judge_clients() if due or self._judged_every_round else np.zeros(0, dtype=bool)
+        after = self._judge_clients() if self._judges_clients else np.zeros(0, dtype=bool)
         measured = self._measure(number, probed, results, after) if self.forgetting != "off" else None
         self._before = after
         accuracy, loss = self._judge_test() if due else (float("nan"), float("nan"))

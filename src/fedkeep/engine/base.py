@@ -13,6 +13,7 @@ from torch import Tensor
 from fedkeep.data.population import Population
 from fedkeep.local.evaluate import Judged, evaluate
 from fedkeep.method import Memory, Update
+from fedkeep.model import laid_out
 from fedkeep.rng import stream
 from fedkeep.rounds import Broadcast, Bundle, ClientData, Trainer, client_round, collect
 from fedkeep.tree import Params
@@ -103,9 +104,11 @@ class Bench:
     def _rows(self, pool: str, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         x, y = (self.population.x, self.population.y) if pool == "train" else self.test
         if len(rows) and (np.diff(rows) == 1).all():  # a slice needs no copy
-            return x[rows[0] : rows[-1] + 1], y[rows[0] : rows[-1] + 1]
-        index = torch.from_numpy(rows)
-        return x.index_select(0, index), y.index_select(0, index)
+            x, y = x[rows[0] : rows[-1] + 1], y[rows[0] : rows[-1] + 1]
+        else:
+            index = torch.from_numpy(rows)
+            x, y = x.index_select(0, index), y.index_select(0, index)
+        return (laid_out(x) if self.trainer.channels_last else x), y
 
 
 def judging_chunks(bench: Bench, pool: str, rows: np.ndarray | None) -> list[np.ndarray]:

@@ -2,7 +2,6 @@
 
 - a weight's new value is a linear combination of its old value, constants and a gradient: written as such and added
   up in place, the matrix product that makes a dense gradient folded in: addmm_(w, a, b, beta, alpha)
-- max_pool(relu(x)) = relu(max_pool(x))
 - the gradient of a dense bias, a sum over rows, is added in one product with ones
 - double transposes cancel; the loss's own value, which nobody asks for, is dropped
 - operations are called through torch's fast bindings
@@ -35,7 +34,6 @@ def rewrite(graph: fx.Graph, states: int) -> Labels:
     simplify_cross_entropy(graph)
     graph.eliminate_dead_code()
     labels = labels_beforehand(graph)
-    pool_before_relu(graph)
     plain_sums(graph)
     update_in_place(graph, states)
     graph.eliminate_dead_code()
@@ -91,41 +89,6 @@ def labels_beforehand(graph: fx.Graph) -> Labels:
     labels.meta = users[0].meta
     graph.erase_node(users[0])
     return lambda y: _wanted(y, classes, examples)
-
-
-def pool_before_relu(graph: fx.Graph) -> None:
-    """max_pool(relu(x)) = relu(max_pool(x)): the same values and gradients from a smaller relu.
-
-    Where two examples of a window tie at zero, relu's gradient is zero whichever is chosen.
-    """
-    for relu in list(graph.nodes):
-        if not _is(relu, aten.relu.default):
-            continue
-        pools = [user for user in relu.users if _is(user, aten.max_pool2d_with_indices.default)]
-        backward = [user for user in relu.users if _is(user, aten.max_pool2d_with_indices_backward.default)]
-        thresholds = [user for user in relu.users if _is(user, aten.threshold_backward.default)]
-        if not len(pools) == len(backward) == len(thresholds) == 1 or len(relu.users) != 3:
-            continue
-        values = [user for user in pools[0].users if user.args[1] == 0]
-        if len(values) != 1 or thresholds[0].args[0] is not backward[0] or set(backward[0].users) != {thresholds[0]}:
-            continue
-        _swap(graph, relu, pools[0], values[0], backward[0], thresholds[0])
-
-
-def _swap(graph: fx.Graph, relu: Node, pool: Node, value: Node, backward: Node, threshold: Node) -> None:
-    before = relu.args[0]
-    pool.replace_input_with(relu, before)
-    with graph.inserting_after(value):
-        small = graph.call_function(aten.relu.default, (value,))
-    small.meta = value.meta
-    value.replace_all_uses_with(small, delete_user_cb=lambda user: user is not small)
-    with graph.inserting_before(backward):
-        kept = graph.call_function(aten.threshold_backward.default, (backward.args[0], small, threshold.args[2]))
-    kept.meta = value.meta
-    backward.args = (kept, before, *backward.args[2:])
-    threshold.replace_all_uses_with(backward)
-    graph.erase_node(threshold)
-    graph.erase_node(relu)
 
 
 @dataclass

@@ -34,8 +34,8 @@ class LeNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = functional.pad(x, self.border)
-        x = functional.max_pool2d(functional.relu(self.conv1(x)), 2)
-        x = functional.max_pool2d(functional.relu(self.conv2(x)), 2)
+        x = functional.relu(functional.max_pool2d(self.conv1(x), 2))
+        x = functional.relu(functional.max_pool2d(self.conv2(x), 2))
         x = functional.relu(self.dense1(x.flatten(1)))
         return self.classifier(functional.relu(self.dense2(x)))
 
