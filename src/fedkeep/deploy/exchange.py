@@ -2,13 +2,19 @@
 
 Flower's own `send_and_receive` waits in steps of seconds and loses a whole batch to one reply that cannot be read. Here
 replies are fetched one by one, with short pauses, and whatever goes wrong is put down to the client it belongs to.
+
+A SuperLink that is restarted answers again after a while, but may have done what it was asked for last without having
+said so. So it is asked again: the same message sent twice is one message for Flower.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import httpx
 from flwr.app import Message, RecordDict
@@ -17,10 +23,13 @@ from flwr.serverapp import Grid
 from fedkeep.deploy import messages
 from fedkeep.deploy.answers import Greeting, take_greeting
 from fedkeep.deploy.wire import WireError, shown, size_of
+from fedkeep.errors import RunError
 
 PAUSE = 0.2  # seconds between two looks for replies
 AGAIN = 30.0  # seconds until a node that did not say who it is is asked again
 LOOKS = 25  # replies looked for between two pauses
+LOOK = 1.0  # seconds after which other replies are looked for while one is still coming in
+TRIES = 6  # how often the SuperLink is asked the same while it fails; the pauses between double, 6 s in all
 REASONS = {
     1: "its app could not be loaded",
     2: "its app raised an error",
@@ -31,6 +40,7 @@ REASONS = {
     8: "its app crashed",
 }
 Read = Callable[[int, RecordDict], object]
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -70,7 +80,10 @@ class Exchange:
 
     def online(self) -> dict[int, int]:
         """The clients that are connected now, with their nodes; nodes never met before are asked who they are."""
-        present = {node.node_id: node.name for node in self.grid.get_nodes()}
+        try:
+            present = {node.node_id: node.name for node in self._patiently(self.grid.get_nodes, httpx.HTTPError)}
+        except httpx.HTTPError as error:
+            raise RunError(f"the SuperLink does not say who is connected ({error}); start the run again") from error
         silent = {node for node, since in self.silent.items() if self.clock() - since < AGAIN}
         met = set(self.nodes.values()) | self.strangers | silent
         if new := {node: name for node, name in present.items() if node not in met}:
@@ -108,37 +121,67 @@ class Exchange:
         ids: dict[str, int] = {}
         for client, content in requests.items():
             message = Message(content, nodes[client], kind, ttl=self.time_limit + 60, group_id=self.group)
-            sent = list(self.grid.push_messages([message]))
+            try:
+                sent = self._patiently(lambda message=message: list(self.grid.push_messages([message])), Exception)
+            except Exception as error:
+                replies.missing[client] = f"Flower did not take the message for it ({_words(error)})"
+                continue
             if sent and sent[0]:
                 ids[sent[0]] = client
             else:
                 replies.missing[client] = "Flower did not take the message for it"
         return ids
 
+    def _patiently(self, call: Callable[[], Found], failure: type[Exception]) -> Found:
+        """What a call to the SuperLink gives; it is made again while the SuperLink fails, a few times."""
+        for number in range(TRIES - 1):
+            try:
+                return call()
+            except failure:
+                self.sleep(PAUSE * 2**number)
+        return call()
+
     def _collect(self, ids: dict[str, int], nodes: Mapping[int, int], read: Read, replies: Replies) -> None:
         waiting = dict(ids)
+        looks: dict[str, Future[list[Message]]] = {}
         until = self.clock() + self.time_limit
         while waiting:
             for number, (message_id, client) in enumerate(list(waiting.items())):
-                if self._pull(message_id, client, nodes[client], read, replies):
+                if self._pull(message_id, client, nodes[client], read, replies, looks):
                     del waiting[message_id]
                 elif number % LOOKS == LOOKS - 1:
                     self.sleep(PAUSE)
             if waiting and self.clock() >= until:
-                late = f"no reply within {self.time_limit:g} s"
-                replies.missing.update(dict.fromkeys(waiting.values(), late))
+                for message_id, client in waiting.items():
+                    part = " (a part of it came)" if message_id in looks else ""
+                    replies.missing[client] = f"no reply within {self.time_limit:g} s{part}"
                 return
             if waiting:
                 self.sleep(PAUSE)
 
-    def _pull(self, message_id: str, client: int, node: int, read: Read, replies: Replies) -> bool:
-        """Look for one reply; True when there is no need to look again."""
+    def _pull(
+        self,
+        message_id: str,
+        client: int,
+        node: int,
+        read: Read,
+        replies: Replies,
+        looks: dict[str, Future[list[Message]]],
+    ) -> bool:
+        """Look for one reply; True when there is no need to look again. A reply that comes slowly holds up no other."""
+
+        def pull() -> list[Message]:
+            return self._patiently(lambda: list(self.grid.pull_messages([message_id])), httpx.HTTPError)
+
+        look = looks.pop(message_id, None) or _started(pull)
         try:
-            pulled = list(self.grid.pull_messages([message_id]))
-        except httpx.HTTPError:  # not the client's fault; Flower has tried often enough
-            raise
-        except Exception as error:  # whatever a hostile reply does to Flower's own reading of it
-            replies.refused[client] = f"its reply cannot be read ({type(error).__name__}: {shown(str(error))})"
+            pulled = look.result(LOOK)
+        except Exception as error:
+            if not look.done():
+                looks[message_id] = look
+                return False
+            # whatever a hostile reply does to Flower's own reading of it
+            replies.refused[client] = f"its reply cannot be read ({_words(error)})"
             return True
         if not pulled:
             return False
@@ -197,3 +240,21 @@ class Exchange:
 def _reason(reply: Message) -> str:
     words = REASONS.get(reply.error.code, f"Flower reports error {reply.error.code}")
     return f"{words}: {shown(reply.error.reason, 500)}" if reply.error.reason else words
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {shown(str(error))}"
+
+
+def _started(call: Callable[[], Found]) -> Future[Found]:
+    """A call in the background; whoever loses patience leaves it alone, and it ends with this process."""
+    future: Future[Found] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # Flower says with one of these that the run was stopped
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return future
