@@ -94,5 +94,10 @@ def test_the_same_report_as_of_a_simulation(tmp_path, options, forgetting, own):
         deployment.grid.tamper = silent
     directory = deployment.serve().directory
     write_report([directory], tmp_path / "page.html")
-    assert "fedavg" in (tmp_path / "page.html").read_text()
-    text_summary([directory], Console(file=io.StringIO()))
+    page, words = (tmp_path / "page.html").read_text(), io.StringIO()
+    assert "fedavg" in page
+    text_summary([directory], Console(file=words))
+    probed = "probe" in options
+    assert ('id="round"' in page) == probed  # a slider over F_ki
+    assert ("<code>--probe</code>" in page) == (forgetting == "cohort" and not probed)
+    assert ("--probe" in words.getvalue()) == (forgetting == "cohort" and not probed)

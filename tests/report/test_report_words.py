@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -101,6 +103,21 @@ def test_forgetting_that_was_not_recorded_says_how_to_record_it() -> None:
         "`--forgetting cohort` (or `all`) to record it."
     )
     assert [paragraph.title for paragraph in summary.paragraphs] == ["Which method helps", "How sure this is"]
+
+
+def test_a_deployment_without_probe_is_told_of_it() -> None:
+    deployed = replace(made_up("scaffold", accuracy=[0.9]), about={"deployment": {"names": ["a", "b"]}})
+    assert summarise(group([deployed])).lead == (
+        "`scaffold` ends at 90.0 % test accuracy. Forgetting between clients was not recorded; deploy with `--probe` "
+        "to record it, which sends clients' trained models to each other."
+    )
+    off = replace(deployed, options={**deployed.options, "forgetting": "off"})
+    assert "run with `--forgetting cohort`" in summarise(group([off])).lead
+
+
+def test_without_test_examples_the_clients_judge() -> None:
+    lead = summarise(group([made_up("scaffold", accuracy=[float("nan")], validation_accuracy=[0.75])])).lead
+    assert lead.startswith("`scaffold` ends at 75.0 % accuracy on what clients hold out. Forgetting was not recorded")
 
 
 def test_a_single_run_is_described_without_comparison() -> None:

@@ -157,6 +157,10 @@ def local(
         note("interrupted; all that was started is stopped" + (". Run the same command to go on" if out else ""))
         raise typer.Exit(INTERRUPTED) from None
     show(run, as_json)
+    if not as_json and not out and config.forgetting != "off" and not deployment.get("probe"):
+        note(
+            "forgetting between clients was not measured: --probe does, and sends clients' trained models to each other"
+        )
 
 
 def register(app: typer.Typer) -> None:

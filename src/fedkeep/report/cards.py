@@ -111,7 +111,8 @@ def by_class(report: Report) -> dict[str, list[Variant]]:
     maps = []
     for what, title in CLASS_MAPS:
         labels, rows = class_rows(known, what)
-        maps.append(variant(title, class_map(rows, labels, what)))
+        if any(np.isfinite(values).any() for _, values in rows):
+            maps.append(variant(title, class_map(rows, labels, what)))
     highest = 1.08 * max(map(_reach, known.values()))
     flows = {
         f"flows-{number}": [variant("", class_flows(known[series], highest))]

@@ -16,7 +16,7 @@ from fedkeep.report.curves import METRICS, band
 from fedkeep.report.figures import class_flows, over_rounds
 from fedkeep.report.flows import class_rows, known_classes
 from fedkeep.report.holders import holders, majority_of
-from fedkeep.report.load import HOW_TO_RECORD
+from fedkeep.report.load import HOW_TO_RECORD, how_to_record_pairs
 from fedkeep.report.maps import class_map, forgettable_map, heatmap_sheet, partition_map
 from fedkeep.report.matrices import matrix, shown_rounds
 from fedkeep.report.series import Report, load_report
@@ -93,7 +93,7 @@ def _heatmap(report: Report, round: int | None) -> go.Figure:
     shown = shown_rounds(report.runs)
     if not shown:
         if round is None:
-            raise RunError(f"F of each pair of clients was {HOW_TO_RECORD}")
+            raise RunError(f"F of each pair of clients was {how_to_record_pairs(report.runs)}")
         recorded = sorted({int(number) for run in report.runs for number in run.rounds["round"]})
         raise RunError(
             f"round {round}: F of each pair of clients is not recorded there; choose from {recorded[0]} to "
@@ -114,7 +114,8 @@ def _over_rounds(name: str) -> Callable[[Report, int | None], go.Figure]:
         drawn = pens(report)
         bands = [(drawn[series], band(series, name)) for series in report.series]
         if not any(one.known for _, one in bands):
-            raise RunError(f"{METRICS[name].title} was {HOW_TO_RECORD}")
+            how = how_to_record_pairs(report.runs) if name == "forgetting" else HOW_TO_RECORD
+            raise RunError(f"{METRICS[name].title} was {how}")
         return ready_for_paper(over_rounds(bands, METRICS[name]))
 
     return draw

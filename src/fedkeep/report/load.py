@@ -23,6 +23,7 @@ from fedkeep.experiment.tables import from_parquet
 
 MATRIX_ROUNDS = 25  # the slider's stops: more would make the page large and tell little more
 HOW_TO_RECORD = "not recorded; run with `--forgetting cohort` (or `all`) to record it"
+HOW_TO_PROBE = "not recorded; deploy with `--probe` to record it, which sends clients' trained models to each other"
 PAIRS = ("round", "model", "data", "accuracy_before", "accuracy_local", "data_in_cohort")
 
 
@@ -53,6 +54,16 @@ class RunData:
     @property
     def last_round(self) -> int:
         return int(np.asarray(self.rounds["round"]).max())
+
+    @property
+    def by_counts(self) -> bool:
+        """Whether clients measured forgetting over a network: they tell counts, and F_ki only with --probe."""
+        return bool((self.about or {}).get("deployment")) and self.options.get("forgetting") != "off"
+
+
+def how_to_record_pairs(runs: Iterable[RunData]) -> str:
+    """What to do to get F_ki into a report that lacks it."""
+    return HOW_TO_PROBE if any(run.by_counts for run in runs) else HOW_TO_RECORD
 
 
 def load_runs(
@@ -119,6 +130,8 @@ def with_pairs(run: RunData, rounds: Sequence[int] | np.ndarray) -> RunData:
     known = _about_it(run.path, [*run.notes, *notes, *directory.notes])
     if table is None or not set(PAIRS) <= set(table.column_names):
         return replace(run, notes=known)
+    if run.by_counts and (table["model"].to_numpy() == table["data"].to_numpy()).all():
+        return replace(run, notes=known)  # each client's own data only: nothing that anybody could forget of others
     wanted = np.isin(table["round"].to_numpy(), np.asarray(rounds))
     kept = table.select(PAIRS).filter(pa.array(wanted))
     return replace(run, pairs=kept.to_pandas() if len(kept) else None, notes=known)

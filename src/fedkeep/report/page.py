@@ -22,7 +22,7 @@ from fedkeep.experiment.summary import LAST
 from fedkeep.report import sections
 from fedkeep.report.cards import MOST_PARTITIONS, all_cards, partitions, pen_list
 from fedkeep.report.holders import MINORITY_RULE, holders
-from fedkeep.report.load import HOW_TO_RECORD
+from fedkeep.report.load import HOW_TO_RECORD, how_to_record_pairs
 from fedkeep.report.matrices import slider
 from fedkeep.report.series import Report, load_report
 from fedkeep.report.style import DARK_SCALES, FORGOTTEN, FORGOTTEN_LATER, LEARNED, REGAINED, SCALES
@@ -100,6 +100,7 @@ def _context(report: Report, environment: Environment) -> dict[str, Any]:
         "heat": heat,
         "judged": _judged(report),
         "how_to_record": HOW_TO_RECORD,
+        "how_to_record_pairs": how_to_record_pairs(report.runs),
         "minority_rule": as_words(MINORITY_RULE),
         "client_tables": sections.client_tables(report),
         "more_partitions": max(0, len(found) - MOST_PARTITIONS),

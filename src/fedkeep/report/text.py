@@ -15,7 +15,7 @@ from rich.text import Text
 
 from fedkeep.report import sections
 from fedkeep.report.compare import helps
-from fedkeep.report.load import HOW_TO_RECORD
+from fedkeep.report.load import how_to_record_pairs
 from fedkeep.report.matrices import Matrix, matrix
 from fedkeep.report.series import Report, Series, load_report
 from fedkeep.report.style import SCALES
@@ -73,7 +73,7 @@ def _heatmaps(report: Report) -> list[RenderableType]:
     chosen = [report.baseline, best or next((s for s in report.series if s is not report.baseline), None)]
     maps = [(series, found) for series in chosen if series is not None and (found := _last(series)) is not None]
     if not maps:
-        return [_words(f"F of each pair of clients was {HOW_TO_RECORD}.", "dim")]
+        return [_words(f"F of each pair of clients was {how_to_record_pairs(report.runs)}.", "dim")]
     head = Text("Who forgets whom, in points of accuracy", "bold")
     legend = Text("rows: model of client, columns: data of client; own data underlined; + is forgotten", "dim")
     return [head, legend, Columns([heatmap(series.label, found) for series, found in maps], padding=(1, 4))]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fedkeep.report.compare import ALIKE, Comparison, caveat, compare, helps
 from fedkeep.report.curves import PerSeed, at_end
 from fedkeep.report.findings import SMALL, how_sure, where, which_class, which_clients
-from fedkeep.report.load import HOW_TO_RECORD
+from fedkeep.report.load import HOW_TO_PROBE, how_to_record_pairs
 from fedkeep.report.phrases import costs, percent, points, spanned
 from fedkeep.report.series import Report, Series
 
@@ -48,7 +48,8 @@ def _lead(report: Report) -> str:
     base, best = report.baseline, helps(report)
     forgets = at_end(base, "forgetting")
     if not forgets.known:
-        return f"{_accuracy_lead(report)} Forgetting was {HOW_TO_RECORD}."
+        how = how_to_record_pairs(report.runs)
+        return f"{_accuracy_lead(report)} Forgetting{' between clients' * (how == HOW_TO_PROBE)} was {how}."
     if best is not None:
         base = report.baseline_of(best)
         less, accuracy = compare(best, base, "forgetting"), compare(best, base, "accuracy")
@@ -69,12 +70,12 @@ def _lead(report: Report) -> str:
 
 
 def _accuracy_lead(report: Report) -> str:
-    known = [series for series in report.series if at_end(series, "accuracy").known]
-    if not known:
-        return "Nothing was judged yet."
-    best = max(known, key=lambda series: at_end(series, "accuracy").mean)
-    word = "is most accurate" if len(known) > 1 else "ends"
-    return f"`{best.label}` {word} at {percent(at_end(best, 'accuracy').mean)} test accuracy."
+    for metric, words in (("accuracy", "test accuracy"), ("validation_accuracy", "accuracy on what clients hold out")):
+        if known := [series for series in report.series if at_end(series, metric).known]:
+            best = max(known, key=lambda series: at_end(series, metric).mean)
+            word = "is most accurate" if len(known) > 1 else "ends"
+            return f"`{best.label}` {word} at {percent(at_end(best, metric).mean)} {words}."
+    return "Nothing was judged yet."
 
 
 def _accuracy_change(found: Comparison) -> str:
