@@ -86,6 +86,9 @@ def test_forgettable_examples_with_the_minority_on_top() -> None:
     assert figure.data[0].zmax == 7
     assert figure.data[0].y == ("client 4, mostly label 1", "client 0, mostly label 0", "client 2")
     assert figure.layout.yaxis.ticktext == ("★ 4", "0", "2")
+    # Plotly takes a mark for the category of that name first, and for a place on the axis only where there is none
+    assert figure.layout.xaxis.ticktext == ("1", "5") and figure.layout.xaxis.tickvals == (0, 1)
+    assert not set(figure.data[0].x) & {"0", "1"}
     assert figure.layout.shapes[0].y0 == 0.5, "the line under the minority"
 
 

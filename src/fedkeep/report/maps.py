@@ -74,12 +74,13 @@ def forgettable_map(found: Forgettable, highest: float | None = None, colorbar: 
     majority = {k: m for k, m in zip(found.clients.tolist(), found.majority.tolist(), strict=True) if m >= 0}
     trace = cells(
         found.counts,
-        x=[str(number) for number in found.rounds.tolist()],
+        # not the bare number: a mark at place 2 of the axis would be taken for the round called "2"
+        x=[f"round {number}" for number in found.rounds.tolist()],
         y=[client_name(k, majority) for k in found.clients.tolist()],
         scale="warm",
         span=(0, highest if highest is not None else max(1.0, float(np.nanmax(found.counts)))),
         colorbar="examples" if colorbar else "",
-        hovertemplate="%{y}<br>up to round %{x}: <b>%{z:.1f}</b> forgettable<extra></extra>",
+        hovertemplate="%{y}<br>up to %{x}: <b>%{z:.1f}</b> forgettable<extra></extra>",
     )
     top = int(found.minority.sum())
     line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": top - 0.5, "y1": top - 0.5}
