@@ -25,6 +25,7 @@ from fedkeep.experiment.config import Config
 
 PORT = 8000
 NODE_PORT = 9094
+RUN = "run"  # the run directory, seen from the superlink folder, so that the folder can be moved
 SECURE = (
     "--ssl-ca-certfile certificates/ca.crt --ssl-certfile certificates/server.pem \\\n"
     "    --ssl-keyfile certificates/server.key --enable-supernode-auth"
@@ -52,6 +53,11 @@ class Project:
     @property
     def host(self) -> str:
         return split_address(self.address)[0]
+
+    @property
+    def proxied(self) -> bool:
+        """Whether nodes come from outside, and so through a proxy."""
+        return not is_loopback(self.host)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -89,8 +95,7 @@ def write_project(project: Project, folder: Path) -> list[str]:
     sends = statement(scene.method, project.options, project.config, privacy)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"{folder}: is there already; choose a new folder, so that no key is overwritten")
-    out = project.options.out or str((folder / "run").absolute())
-    project = replace(project, options=replace(project.options, out=out))
+    project = replace(project, options=replace(project.options, out=project.options.out or RUN))
     folder.mkdir(parents=True, exist_ok=True)
     try:
         _write_superlink(project, folder / "superlink")
@@ -127,13 +132,13 @@ def _write_superlink(project: Project, folder: Path) -> None:
         hosts = dict.fromkeys([project.host, "localhost", "127.0.0.1"])
         write_certificates(folder / "certificates", list(hosts))
         _script(folder / "register.sh", templates.REGISTER, {})
-    host, public = split_address(project.address)
-    words = {"HOST": host, "PUBLIC_PORT": str(public), "PORT": port}
-    (folder / "nginx.conf").write_text(_filled(templates.NGINX, words))
+    if project.proxied:
+        host, public = split_address(project.address)
+        words = {"HOST": host, "PUBLIC_PORT": str(public), "PORT": port}
+        (folder / "nginx.conf").write_text(_filled(templates.NGINX, words))
+    elsewhere = "" if project.options.out == RUN else project.options.out
     _unit(folder, "fedkeep-superlink", "superlink", "start-superlink.sh", "FedKeep: Flower's SuperLink", "2G")
-    _unit(
-        folder, "fedkeep-superexec", "superlink", "start-superexec.sh", "FedKeep: server app", "8G", project.options.out
-    )
+    _unit(folder, "fedkeep-superexec", "superlink", "start-superexec.sh", "FedKeep: server app", "8G", elsewhere)
 
 
 def _write_node(project: Project, folder: Path, name: str) -> None:
@@ -183,25 +188,17 @@ def _readme_words(project: Project, cohort: int, sends: list[str], privacy: Priv
     lines = [f"- {line}" for line in sends]
     if privacy:
         lines.append(f"\n{privacy.describe(project.config.rounds)}.")
-    secret = (
-        "There is no TLS and no authentication here: this deployment is for trials on one machine."
-        if project.insecure
-        else "`superlink/certificates/server.key`, `superlink/secret` and each `nodes/NAME/node.key` are secrets."
-    )
-    load = ""
-    if project.options.load:
-        load = (
-            f"Its examples come from `{project.options.load}`, looked for in the folder the script is in; another "
-            "place for this node: `NODE_CONFIG='load=\"/srv/data.py:load\"' ./start-supernode.sh`."
-        )
     return {
         "METHOD": project.config.method,
         "ROUNDS": str(project.config.rounds),
         "COHORT": str(cohort),
         "CLIENTS": str(project.config.clients),
         "SENDS": "\n".join(lines),
-        "SECRETS": secret,
+        "SECRETS": templates.NO_SECRETS if project.insecure else templates.SECRETS,
+        "PROXY": templates.PROXY if project.proxied else templates.NO_PROXY,
+        "REGISTERED": templates.NOT_REGISTERED if project.insecure else templates.REGISTERED,
+        "EXAMPLES": templates.EXAMPLES if project.options.load else "",
+        "LOAD": project.options.load,
         "ADDRESS": project.address,
-        "LOAD": load,
-        "OUT": project.options.out,
+        "OUT": f"superlink/{RUN}" if project.options.out == RUN else project.options.out,
     }

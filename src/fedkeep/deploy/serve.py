@@ -39,7 +39,7 @@ def say(line: str) -> None:
 def serve(grid: Grid, run_config: Mapping[str, Any], tell: Say = say) -> Run:
     """Run a federation over a grid from its config, or go on with the one in its run directory."""
     config, options = from_run_config(run_config)
-    directory = RunDirectory(Path(options.out).expanduser()) if options.out else None
+    directory = RunDirectory(Path(options.out).expanduser().absolute()) if options.out else None
     if directory and directory.exists() and (outcome := directory.outcome()):
         directory.same_experiment(directory.config(), config)
         tell(f"{directory.path}: {outcome['outcome']} after round {outcome['round']} already")

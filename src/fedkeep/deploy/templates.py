@@ -156,8 +156,8 @@ server {
 """
 
 UNIT = """\
-# Copy this folder to /opt/fedkeep/@FOLDER@ and this file to /etc/systemd/system, then:
-#     systemctl enable --now @UNIT@
+# For this folder at /opt/fedkeep/@FOLDER@, owned by a user fedkeep, with FedKeep installed in /opt/fedkeep/venv.
+# Copy this file to /etc/systemd/system, then:  systemctl enable --now @UNIT@
 [Unit]
 Description=@DESCRIPTION@
 After=network-online.target @AFTER@
@@ -195,24 +195,42 @@ What leaves a client:
 
 ## The server
 
-1. `pip install "fedkeep[flower]"` in a virtual environment that is active, or at /opt/fedkeep/venv.
-2. `superlink/start-superlink.sh` and `superlink/start-superexec.sh`, each in its own terminal, or as services
-   (`*.service`). They listen on this machine only.
-3. Put `superlink/nginx.conf` (or the like) in front, so that nodes elsewhere reach the fleet API and nobody
-   reaches the rest. Nodes are told to connect to @ADDRESS@.
-4. `superlink/register.sh` lets the nodes in whose public keys are in `superlink/nodes`.
+1. `pip install "fedkeep[flower]"` in a virtual environment that is active.
+2. In the folder `superlink`: `./start-superlink.sh` and `./start-superexec.sh`, each in a terminal of its own. They
+   listen on this machine only.
+3. @PROXY@
+4. @REGISTERED@
+
+As services, instead of 1 and 2, as root: `useradd --system fedkeep`; make a virtual environment at /opt/fedkeep/venv
+and install FedKeep in it; copy `superlink` to /opt/fedkeep/superlink; `chown -R fedkeep: /opt/fedkeep/superlink`; copy
+the two `.service` files in it to /etc/systemd/system; `systemctl enable --now fedkeep-superlink fedkeep-superexec`. Run
+the other scripts as that user: `sudo -u fedkeep env PATH=/opt/fedkeep/venv/bin:/usr/bin:/bin ./run.sh`.
 
 ## Each client
 
 1. Copy `nodes/NAME` to the client's machine, by a way that keeps its key secret, and delete it here.
 2. `pip install "fedkeep[flower]"`, the same version as on the server.
-3. `start-supernode.sh`, or the service beside it. @LOAD@
+3. `./start-supernode.sh` in that folder, or as a service as on the server: the folder as /opt/fedkeep/NAME, with the
+   `.service` file in it. @EXAMPLES@
 
 ## The run
 
-`superlink/run.sh` starts it and shows its progress; the same command goes on with a run that was stopped. Records and
-models are in @OUT@, as of any other run: `fedkeep report @OUT@`.
+`./run.sh` in the folder `superlink` starts it and shows its progress; the same command goes on with a run that was
+stopped. Records and models are in @OUT@, as of any other run: `fedkeep report @OUT@`.
 """
+
+SECRETS = "`superlink/certificates/server.key`, `superlink/secret` and each `nodes/NAME/node.key` are secrets."
+NO_SECRETS = "There is no TLS and no authentication here: this deployment is for trials on one machine."
+PROXY = """\
+Put `nginx.conf` in front, so that nodes elsewhere reach the fleet API and nobody reaches the rest: copy it to
+   /etc/nginx/conf.d/fedkeep.conf, then `nginx -t` and `systemctl reload nginx`. It looks for the certificates in
+   /opt/fedkeep/superlink; change that if they are elsewhere. Nodes are told to connect to @ADDRESS@."""
+NO_PROXY = "Nodes are told to connect to @ADDRESS@, on this machine: there is no need for a proxy."
+REGISTERED = "`./register.sh` lets the nodes in whose public keys are in `superlink/nodes`. Once is enough."
+NOT_REGISTERED = "There is nothing to register: without authentication every node is let in."
+EXAMPLES = """\
+Its examples come from `@LOAD@`, looked for in the folder the script is in; another
+   place for this node: `NODE_CONFIG='load="/srv/data.py:load"' ./start-supernode.sh`."""
 
 DATA = '''"""The examples of one client. Change this file on each client's machine; it is never sent anywhere."""
 
