@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -72,8 +73,6 @@ def test_a_damaged_checkpoint_goes_back_one_and_the_clients_with_it(tmp_path):
 
 def controls(deployment, run):
     """SCAFFOLD's control variates as the clients keep them, and the server's."""
-    import json
-
     from fedkeep.deploy.store import Store
 
     experiment = json.loads((run.directory / "about.json").read_text())["deployment"]["experiment"]
@@ -108,6 +107,26 @@ def test_a_lost_reply_leaves_scaffold_consistent(tmp_path):
     kept = [memory[accepted[k]]["scaffold"]["c"] for k, memory in enumerate(controls(deployment, run))]
     mean = scale(add(add(kept[0], kept[1]), kept[2]), 1 / 3)
     torch.testing.assert_close(server, mean, rtol=1e-4, atol=1e-5)
+
+
+def test_what_went_wrong_before_the_server_was_killed_is_not_forgotten(tmp_path):
+    deployment = Deployment(tmp_path, "fedavg", {"time_limit": 0.5}, **EVERYONE, forgetting="off")
+
+    def tamper(k, request, reply):
+        number = request.content["about"]["round"]
+        if (k, number) == (0, 3):
+            deployment.grid.tamper = None
+            raise Killed
+        return None if (k, number) in ((2, 1), (1, 2), (2, 2)) else reply
+
+    deployment.grid.tamper = tamper
+    with pytest.raises(Killed):
+        deployment.serve()
+    run = deployment.serve()
+    failures = json.loads((run.directory / "outcome.json").read_text())["failures"]
+    assert [(each["round"], each["client"]) for each in failures] == [(1, 2), (2, 1), (2, 2)]
+    assert all(each["what"] == "no answer (train): no reply within 0.5 s" for each in failures)
+    assert run.frame("rounds")["missing"].tolist() == [1, 2, 0, 0]
 
 
 def test_a_client_keeps_few_versions(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import signal
 import ssl
@@ -12,10 +13,12 @@ import torch
 
 pytest.importorskip("flwr", reason='Flower is not installed; pip install "fedkeep[flower]"')
 
-from deploy.real import fence, real
+from deploy.loopback import Deployment
+from deploy.real import SMALL, fence, real
 from fedkeep.deploy.certificates import write_node_key
 from fedkeep.deploy.processes import free_ports
 from fedkeep.experiment import execute
+from fedkeep.experiment.run import load_run
 
 torch.set_num_threads(1)
 pytestmark = [pytest.mark.network, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -61,49 +64,62 @@ def test_three_methods_end_as_in_the_simulator_and_strangers_stay_out(tmp_path):
             outside.close()
 
 
-def test_a_killed_server_app_and_a_restarted_superlink(tmp_path):
+def with_the_same_losses(folder, run, method, **config):
+    """The same federation without a network, in which the replies are lost that were lost in this run."""
+    outcome = json.loads((run.directory / "outcome.json").read_text())
+    lost = {(failure["round"], failure["client"]) for failure in outcome["failures"]}
+    deployment = Deployment(folder, method, {"time_limit": 0.5}, **{**SMALL, **config})
+
+    def lose(client, request, reply):
+        return None if (request.content["about"]["round"], client) in lost else reply
+
+    deployment.grid.tamper = lose
+    return deployment.serve()
+
+
+def assert_same(run, reference):
+    assert run.frame("rounds")["missing"].tolist() == reference.frame("rounds")["missing"].tolist()
+    torch.testing.assert_close(run.params, {**reference.params, **reference.buffers}, rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_goes_on_while_its_superlink_is_restarted(tmp_path):
     with real(tmp_path) as deployment:
         local = deployment.federation
-        config = deployment.prepare("killed", "scaffold", rounds=4)
+        deployment.prepare("run", "scaffold", {"time_limit": 90.0}, rounds=3)
         deployment.begin()
-        deployment.wait(lambda: "checkpoint after round 1" in deployment.log_of("killed"), 300, "round 1")
-        for pid in deployment.server_apps():
-            os.kill(pid, signal.SIGKILL)
-        # the SuperLink goes down in the middle of what follows, and comes back
-        deployment.begin()
-        deployment.wait(lambda: "went on from round" in deployment.log_of("killed"), 300, "going on")
+        deployment.wait(lambda: "checkpoint after round 1" in deployment.log_of("run"), 300, "round 1")
         local.processes.kill("superlink")
         local.start_superlink()
-        deployment.wait(lambda: deployment.finished("killed"), 400, "the end")
-        from fedkeep.experiment.run import load_run
-
-        run, simulated = load_run(tmp_path / "killed"), execute(config)
-        assert run.frame("rounds")["round"].tolist() == [1, 2, 3, 4]
-        if run.frame("rounds")["missing"].sum() == 0:  # nobody was cut off long enough to be skipped
-            torch.testing.assert_close(run.params, {**simulated.params, **simulated.buffers}, rtol=1e-5, atol=1e-6)
+        deployment.wait(lambda: deployment.finished("run"), 500, "the end")
+        assert "went on" not in deployment.log_of("run") and not local.processes.dead()
+    run = load_run(tmp_path / "run")
+    assert run.frame("rounds")["round"].tolist() == [1, 2, 3]
+    assert_same(run, with_the_same_losses(tmp_path / "reference", run, "scaffold", rounds=3))
 
 
-def test_a_node_killed_in_mid_round_is_skipped_and_used_again_when_it_is_back(tmp_path):
+def test_a_node_and_then_the_server_app_are_killed_and_come_back(tmp_path):
+    """The node is skipped in round 2. In round 3 it is used again, with the memory it had after round 1."""
     with real(tmp_path) as deployment:
         local = deployment.federation
-        deployment.prepare("one", "fedavg", {"time_limit": 40.0, "min_replies": 2}, rounds=1)
+        deployment.prepare("run", "scaffold", {"time_limit": 40.0, "min_replies": 2}, rounds=3)
         deployment.begin()
-
-        def received():
-            return "Receiving: train" in local.processes.tail("client-2", 200)
-
-        deployment.wait(received, 200, "round 1 at client-2")
+        deployment.wait(lambda: "ROUND 2]" in local.processes.tail("client-2", 200), 300, "round 2 at client-2")
         local.processes.kill("client-2")
-        deployment.wait(lambda: deployment.finished("one"), 300, "a round without client-2")
-        assert "client 2 (client-2): no answer (train)" in deployment.log_of("one")
-        # it is started again, as a supervisor would do, until Flower takes it back
-        deployment.prepare("two", "fedavg", {"start_wait": 200.0, "time_limit": 300.0, "min_replies": 3}, rounds=1)
+        deployment.wait(lambda: "checkpoint after round 2" in deployment.log_of("run"), 300, "a round without client-2")
+        assert "client 2 (client-2): no answer (train)" in deployment.log_of("run")
+        for pid in deployment.server_apps():
+            os.kill(pid, signal.SIGKILL)
+        deployment.prepare("run", "scaffold", {"start_wait": 300.0, "time_limit": 300.0, "min_replies": 3}, rounds=3)
         deployment.begin()
 
         def supervised():
+            """The node is started again, as a supervisor would do, until Flower takes it back."""
             if "client-2" not in local.processes.running or "client-2" in local.processes.dead():
                 local.start_node(2)
-            return deployment.finished("two")
+            return deployment.finished("run")
 
-        deployment.wait(supervised, 400, "a round with client-2 again")
-        assert "client 2" not in deployment.log_of("two")
+        deployment.wait(supervised, 500, "a round with client-2 again")
+        assert "went on from round 2" in deployment.log_of("run") and "memory was lost" not in deployment.log_of("run")
+    run = load_run(tmp_path / "run")
+    assert run.frame("rounds")["missing"].tolist() == [0, 1, 0]
+    assert_same(run, with_the_same_losses(tmp_path / "reference", run, "scaffold", rounds=3))

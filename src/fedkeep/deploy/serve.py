@@ -161,7 +161,7 @@ def _listener(scene: ServerScene, tell: Say) -> Callable[[RoundRecord], None]:
 def _remarks(federation: NetworkFederation) -> dict[str, Any]:
     """What the outcome of a deployment says beyond that of a simulation."""
     scene = federation.scene
-    remarks: dict[str, Any] = {"deployment": asdict(scene.options), "failures": federation.failures}
+    remarks: dict[str, Any] = {"deployment": asdict(scene.options), "failures": federation.failures()}
     if federation.privacy:
         remarks["privacy"] = federation.privacy.report(federation.state.round)
     return remarks

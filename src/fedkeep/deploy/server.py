@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +38,7 @@ from fedkeep.rounds import (
     server_round,
 )
 from fedkeep.simulate import RoundRecord
-from fedkeep.tree import add
+from fedkeep.tree import Params, add
 
 NOTES = "deployment"  # the slots in which the server remembers things of a client
 
@@ -59,7 +61,8 @@ class NetworkRecord(RoundRecord):
 class NetworkFederation:
     """A federation over a network; goes on round by round as a `Simulation` does.
 
-    `memories` holds what the server must know of each client between rounds: the last round whose update was used.
+    `memories` holds what the server must know of each client between rounds: the last round whose update was used, and
+    what went wrong with it so far.
     """
 
     scene: ServerScene
@@ -67,7 +70,6 @@ class NetworkFederation:
     experiment: str = field(default_factory=lambda: secrets.token_hex(8))
     noise: np.random.Generator = field(default_factory=unpredictable)
     memories: MutableMapping[int, Memory] = field(default_factory=dict)
-    failures: list[dict[str, object]] = field(default_factory=list)
     _down: int = 0
     _judges: set[int] = field(default_factory=set)  # clients that have judged the model before this round
     _settled: bool = False
@@ -98,7 +100,7 @@ class NetworkFederation:
         self.state = server_round(self.scene.method, self.state, bundle, self.clients, answers)
         used = [fact.client for fact in bundle.usable]
         for client in used:
-            self.memories[client] = {NOTES: {"accepted": {"round": torch.tensor(number)}}}
+            self._keep(client, "accepted", {"round": torch.tensor(number)})
         counts = self._judge(start, [updates[k] for k in used], chosen)
         accuracy, loss = self._test(number)
         return NetworkRecord(
@@ -120,8 +122,23 @@ class NetworkFederation:
 
     def accepted(self, client: int) -> int:
         """The last round whose update of this client was used; 0 for none."""
-        memory = self.memories.get(client)
-        return int(memory[NOTES]["accepted"]["round"]) if memory else 0
+        kept = self._kept(client, "accepted")
+        return int(kept["round"]) if kept else 0
+
+    def failures(self) -> list[dict[str, object]]:
+        """What went wrong with clients, round by round; also before the run was interrupted."""
+        found = [failure for client in self.memories for failure in self._failures(client)]
+        return sorted(found, key=lambda failure: (failure["round"], failure["client"]))
+
+    def _failures(self, client: int) -> list[dict[str, Any]]:
+        kept = self._kept(client, "failures")
+        return json.loads(kept["text"].numpy().tobytes()) if kept else []
+
+    def _kept(self, client: int, what: str) -> Params | None:
+        return self.memories.get(client, {}).get(NOTES, {}).get(what)
+
+    def _keep(self, client: int, what: str, values: Params) -> None:
+        self.memories[client] = {NOTES: {**self.memories.get(client, {}).get(NOTES, {}), what: values}}
 
     # -- phases
 
@@ -263,7 +280,9 @@ class NetworkFederation:
 
     def _note(self, client: int, what: str) -> None:
         number = self.state.round + 1
-        self.failures.append({"round": number, "client": client, "name": self.exchange.names[client], "what": what})
+        failure = {"round": number, "client": client, "name": self.exchange.names[client], "what": what}
+        text = json.dumps([*self._failures(client), failure]).encode()
+        self._keep(client, "failures", {"text": torch.frombuffer(bytearray(text), dtype=torch.uint8)})
         self.exchange.say(f"round {self.exchange.group}: {self.exchange.who(client)}: {what}")
 
 
