@@ -11,6 +11,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +98,17 @@ def real(folder: Path) -> Iterator[Real]:
         yield Real(federation, folder)
 
 
+@dataclass
+class Fence:
+    """A proxy's port, and what it did not pass on."""
+
+    port: int
+    refused: list[str]
+
+
 @contextmanager
-def fence(superlink: Path, target: int, port: int) -> Iterator[list[str]]:
-    """What the proxy of the guide does: TLS in front, /v1/fleet/ and nothing else passed on. Gives what was refused."""
+def fence(superlink: Path, target: int) -> Iterator[Fence]:
+    """What the proxy of the guide does: TLS in front, /v1/fleet/ and nothing else passed on."""
     refused: list[str] = []
     trusted = ssl.create_default_context(cafile=str(superlink / "certificates" / "ca.crt"))
 
@@ -141,14 +150,14 @@ def fence(superlink: Path, target: int, port: int) -> Iterator[list[str]]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(superlink / "certificates" / "server.pem", superlink / "certificates" / "server.key")
     server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield refused
+        yield Fence(server.server_address[1], refused)
     finally:
         server.shutdown()
         server.server_close()

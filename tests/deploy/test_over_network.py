@@ -24,46 +24,6 @@ torch.set_num_threads(1)
 pytestmark = [pytest.mark.network, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def test_three_methods_end_as_in_the_simulator_and_strangers_stay_out(tmp_path):
-    with real(tmp_path) as deployment:
-        local = deployment.federation
-        fenced = free_ports(1)[0]
-        with fence(local.superlink, local.ports[0], fenced) as refused:
-            # client-0 comes in through the fence of the guide, which passes on the fleet API only
-            local.processes.kill("client-0")
-            script = local.folder / "nodes" / "client-0" / "start-supernode.sh"
-            variables = {"SUPERLINK": f"localhost:{fenced}", "NODE_PORT": str(free_ports(1)[0])}
-            write_node_key(local.folder / "nodes" / "client-0" / "node.key", local.superlink / "nodes" / "x.pub", "x")
-            # ... but not with a key that nobody has registered
-            local.processes.start("stranger", ["sh", str(script)], variables)
-            deployment.wait(lambda: "stranger" in local.processes.dead(), 90, "the stranger's refusal")
-            assert local.processes.dead()["stranger"] != 0
-            del local.processes.running["stranger"]
-            (local.superlink / "nodes" / "client-0.pub").unlink()
-            for number in (1, 2):
-                (local.superlink / "nodes" / f"client-{number}.pub").unlink()
-            (local.superlink / "nodes" / "x.pub").rename(local.superlink / "nodes" / "client-0.pub")
-            local.register()
-            local.processes.start("client-0", ["sh", str(script)], variables)
-            probed = {"probe": True, "encode": "broadcast=as-is"}
-            for name, method, options, config in (
-                ("a", "scaffold", {}, {}),
-                ("b", "importance(lam=10)+wsm", probed, {"forgetting": "cohort", "rounds": 1}),
-                ("c", "fedwagg(clusters=2)", {}, {"rounds": 1}),
-            ):
-                run, config_of = deployment.run(name, method, options, **config)
-                simulated = execute(config_of)
-                wanted = {**simulated.params, **simulated.buffers}
-                torch.testing.assert_close(run.params, wanted, rtol=1e-5, atol=1e-6)
-                assert run.frame("rounds")["missing"].sum() == 0
-            assert run.frame("rounds")["accuracy"].tolist() == simulated.frame("rounds")["accuracy"].tolist()
-            context = ssl.create_default_context(cafile=str(local.superlink / "certificates" / "ca.crt"))
-            outside = http.client.HTTPSConnection("localhost", fenced, context=context, timeout=20)
-            outside.request("POST", "/v1/control/list-runs", b"")
-            assert outside.getresponse().status == 403 and "/v1/control/list-runs" in refused
-            outside.close()
-
-
 def with_the_same_losses(folder, run, method, **config):
     """The same federation without a network, in which the replies are lost that were lost in this run."""
     outcome = json.loads((run.directory / "outcome.json").read_text())
@@ -79,6 +39,74 @@ def with_the_same_losses(folder, run, method, **config):
 
 def assert_same(run, reference):
     assert run.frame("rounds")["missing"].tolist() == reference.frame("rounds")["missing"].tolist()
+    torch.testing.assert_close(run.params, {**reference.params, **reference.buffers}, rtol=1e-5, atol=1e-6)
+
+
+HOSTILE = """
+import torch
+from flwr.app import Message
+from flwr.clientapp import ClientApp
+from fedkeep.deploy.client import client_of
+from fedkeep.deploy.wire import put
+
+app = ClientApp()
+
+@app.train()
+def train(message, context):
+    if context.node_config["name"] == "client-0":
+        raise ValueError("the scanner is broken")
+    answer = client_of(context).answer("train", message.content)
+    if context.node_config["name"] == "client-1":
+        put(answer, "delta", {"huge": torch.zeros(10_000_000)})
+    return Message(answer, reply_to=message)
+"""
+
+
+def let_in_through_a_fence(deployment, port):
+    """client-0 comes in through the fence of the guide, which passes on the fleet API only; at first as a stranger."""
+    local = deployment.federation
+    local.processes.kill("client-0")
+    folder, keys = local.folder / "nodes" / "client-0", local.superlink / "nodes"
+    for key in keys.glob("*.pub"):
+        key.unlink()  # these are registered
+    write_node_key(folder / "node.key", keys / "client-0.pub", "client-0")
+    command = ["sh", str(folder / "start-supernode.sh")]
+    variables = {"SUPERLINK": f"localhost:{port}", "NODE_PORT": str(free_ports(1)[0]), "NODE_CONFIG": "threads=1"}
+    local.processes.start("stranger", command, variables)
+    deployment.wait(lambda: "stranger" in local.processes.dead(), 120, "the refusal of a key that nobody registered")
+    assert local.processes.running.pop("stranger").returncode != 0
+    local.register()
+    local.processes.start("client-0", command, variables)
+
+
+def test_three_methods_end_as_in_the_simulator_and_neither_strangers_nor_hostile_clients_do_harm(tmp_path):
+    with real(tmp_path) as deployment, fence(deployment.federation.superlink, deployment.federation.ports[0]) as fenced:
+        superlink = deployment.federation.superlink
+        let_in_through_a_fence(deployment, fenced.port)
+        probed = {"probe": True, "encode": "broadcast=as-is"}
+        for name, method, options, config in (
+            ("a", "scaffold", {}, {}),
+            ("b", "importance(lam=10)+wsm", probed, {"forgetting": "cohort", "rounds": 1}),
+            ("c", "fedwagg(clusters=2)", {}, {"rounds": 1}),
+        ):
+            run, config_of = deployment.run(name, method, options, **config)
+            simulated = execute(config_of)
+            wanted = {**simulated.params, **simulated.buffers}
+            torch.testing.assert_close(run.params, wanted, rtol=1e-5, atol=1e-6)
+            assert run.frame("rounds")["missing"].sum() == 0
+            assert run.frame("rounds")["accuracy"].tolist() == simulated.frame("rounds")["accuracy"].tolist()
+        context = ssl.create_default_context(cafile=str(superlink / "certificates" / "ca.crt"))
+        outside = http.client.HTTPSConnection("localhost", fenced.port, context=context, timeout=60)
+        outside.request("POST", "/v1/control/list-runs", b"")
+        assert outside.getresponse().status == 403 and "/v1/control/list-runs" in fenced.refused
+        outside.close()
+        (superlink / "app" / "fedkeep_app" / "client.py").write_text(HOSTILE)
+        run, _ = deployment.run("d", "fedavg", rounds=1)
+        log = deployment.log_of("d")
+        assert "client 0 (client-0): no answer (train): its app raised an error" in log
+        assert "the scanner is broken" in log
+        assert 'client 1 (client-1): refused (train): tensor "' in log and "of delta is missing" in log
+    reference = with_the_same_losses(tmp_path / "reference", run, "fedavg", rounds=1)
     torch.testing.assert_close(run.params, {**reference.params, **reference.buffers}, rtol=1e-5, atol=1e-6)
 
 

@@ -25,11 +25,11 @@ from fedkeep.deploy.answers import Greeting, take_greeting
 from fedkeep.deploy.wire import WireError, shown, size_of
 from fedkeep.errors import RunError
 
-PAUSE = 0.2  # seconds between two looks for replies
+PAUSE = 0.5  # seconds between two looks for replies; each look is work for the SuperLink
 AGAIN = 30.0  # seconds until a node that did not say who it is is asked again
 LOOKS = 25  # replies looked for between two pauses
 LOOK = 1.0  # seconds after which other replies are looked for while one is still coming in
-TRIES = 6  # how often the SuperLink is asked the same while it fails; the pauses between double, 6 s in all
+TRIES = 6  # how often the SuperLink is asked the same while it fails; the pauses between double, 15 s in all
 REASONS = {
     1: "its app could not be loaded",
     2: "its app raised an error",
@@ -102,7 +102,7 @@ class Exchange:
             if not told and late > 5:
                 self.say(f"waiting for clients: {len(here)} of {len(clients)} are connected")
                 told = True
-            self.sleep(min(1.0, 5 * PAUSE))
+            self.sleep(2 * PAUSE)
 
     def ask(self, kind: str, requests: Mapping[int, RecordDict], read: Read) -> Replies:
         """Send each client its message, wait for replies until the time limit, and read them with `read`."""
