@@ -100,4 +100,21 @@ def test_the_same_report_as_of_a_simulation(tmp_path, options, forgetting, own):
     probed = "probe" in options
     assert ('id="round"' in page) == probed  # a slider over F_ki
     assert ("<code>--probe</code>" in page) == (forgetting == "cohort" and not probed)
+    assert ("stayed with them" in page) == own and ("fedkeep run again.toml" in page) != own
     assert ("--probe" in words.getvalue()) == (forgetting == "cohort" and not probed)
+
+
+def test_the_report_says_what_did_not_arrive_and_knows_the_clients_names(tmp_path):
+    options = {"time_limit": 0.5, "names": "north,south", "min_replies": 1}
+    deployment = Deployment(tmp_path, "fedavg", options, clients=2, fraction=1.0, rounds=3)
+
+    def lost(k, request, reply):
+        return (
+            None if (k, request.metadata.message_type, request.content["about"]["round"]) == (1, "train", 2) else reply
+        )
+
+    deployment.grid.tamper = lost
+    write_report([deployment.serve().directory], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "in 1 of 3 rounds not all clients counted (replies missing: 1, refused: 0)" in page
+    assert "<th>0 north</th>" in page

@@ -81,6 +81,10 @@ def need_flower() -> None:
             raise ConfigError(f'{module} is not installed; run pip install "fedkeep[flower]"')
 
 
+def _command() -> str:
+    return shlex.join(["fedkeep", *sys.argv[1:]])
+
+
 def resolved(experiment: str, options: Mapping[str, Any], clients: int | None = None) -> Config:
     """The experiment's config; `clients` stands in where neither the command line nor a file gives a number."""
     if clients and "clients" not in options and not experiment.endswith(".toml"):
@@ -112,7 +116,7 @@ def init(
     from fedkeep.deploy.project import PORT, Project, is_loopback, split_address, write_project
 
     config = resolved(experiment, options)
-    chosen = Options(**deployment, out=str(Path(out).expanduser().absolute()) if out else "")
+    chosen = Options(**deployment, out=str(Path(out).expanduser().absolute()) if out else "", command=_command())
     host, port = split_address(address)
     project = Project(config, chosen, address, port if is_loopback(host) else PORT, insecure)
     sends = write_project(project, folder)
@@ -145,14 +149,13 @@ def local(
     from fedkeep.deploy.local import run_local
 
     config = resolved(experiment, options, LOCAL_CLIENTS)
-    command = shlex.join(["fedkeep", *sys.argv[1:]])
 
     def say(line: str) -> None:
         if not as_json:
             errors().print(Text(line), soft_wrap=True)
 
     try:
-        run = run_local(config, Options(**deployment, command=command), out, say, insecure)
+        run = run_local(config, Options(**deployment, command=_command()), out, say, insecure)
     except KeyboardInterrupt:
         note("interrupted; all that was started is stopped" + (". Run the same command to go on" if out else ""))
         raise typer.Exit(INTERRUPTED) from None

@@ -55,6 +55,11 @@ class RunData:
     def last_round(self) -> int:
         return int(np.asarray(self.rounds["round"]).max())
 
+    def name_of(self, client: int) -> str:
+        """The name of a client in a deployment that names its clients; otherwise nothing."""
+        names = (self.about or {}).get("deployment", {}).get("names", [])
+        return str(names[client]) if client < len(names) and names[client] != f"client-{client}" else ""
+
     @property
     def by_counts(self) -> bool:
         """Whether clients measured forgetting over a network: they tell counts, and F_ki only with --probe."""
@@ -113,13 +118,25 @@ def read_run(path: Path) -> RunData:
         partition=_partition(directory, notes),
         about=_about(directory, notes),
     )
-    return replace(run, notes=_about_it(path, [*notes, *directory.notes]))
+    return replace(run, notes=_about_it(path, [*notes, *directory.notes, *_lost(run.rounds)]))
 
 
 def _about_it(path: Path, notes: Iterable[str]) -> tuple[str, ...]:
     """Notes on a run, each once and without its path in front; what follows from missing checksums is said once."""
     short = [note.removeprefix(f"{path}: ").removeprefix(f"{path}/") for note in notes]
     return tuple(dict.fromkeys(note for note in short if "nothing here can be trusted" not in note))
+
+
+def _lost(rounds: pd.DataFrame) -> list[str]:
+    """What did not arrive over a network."""
+    if not {"missing", "refused"} <= set(rounds):
+        return []
+    missing, refused = (int(rounds[name].sum()) for name in ("missing", "refused"))
+    touched = int((rounds["missing"] + rounds["refused"] > 0).sum())
+    if not touched:
+        return []
+    how_many = f"replies missing: {missing}, refused: {refused}"
+    return [f"in {touched} of {len(rounds)} rounds not all clients counted ({how_many}); log.txt says whose and why"]
 
 
 def with_pairs(run: RunData, rounds: Sequence[int] | np.ndarray) -> RunData:

@@ -109,6 +109,7 @@ def _context(report: Report, environment: Environment) -> dict[str, Any]:
         "costs": sections.costs(report),
         "baseline": report.baseline.label,
         "recipes": sections.recipes(report),
+        "own_data": any(str(run.options.get("data", "")).startswith("own:") for run in report.runs),
         "runs": sections.run_rows(report),
         "version": _version(),
         "written": time.strftime("%Y-%m-%d %H:%M"),

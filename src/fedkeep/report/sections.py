@@ -68,6 +68,7 @@ def _client_table(members: list[tuple[Series, Any]]) -> dict[str, Any]:
     rows = [
         {
             "client": int(client),
+            "name": members[0][0].complete[0].name_of(int(client)),
             "minority": bool(first.minority[place]),
             "majority": str(first.majority[place]) if first.majority[place] >= 0 else DASH,
             "size": int(first.sizes[place]) or DASH,
