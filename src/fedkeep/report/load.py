@@ -131,11 +131,11 @@ def _lost(rounds: pd.DataFrame) -> list[str]:
     """What did not arrive over a network."""
     if not {"missing", "refused"} <= set(rounds):
         return []
-    missing, refused = (int(rounds[name].sum()) for name in ("missing", "refused"))
-    touched = int((rounds["missing"] + rounds["refused"] > 0).sum())
+    missing, refused = (rounds[name].to_numpy() for name in ("missing", "refused"))
+    touched = np.count_nonzero(missing + refused)
     if not touched:
         return []
-    how_many = f"replies missing: {missing}, refused: {refused}"
+    how_many = f"replies missing: {missing.sum():.0f}, refused: {refused.sum():.0f}"
     return [f"in {touched} of {len(rounds)} rounds not all clients counted ({how_many}); log.txt says whose and why"]
 
 
