@@ -28,7 +28,7 @@ from fedkeep.simulate import Simulation, with_meter
 from fedkeep.tree import finite
 from toys import Network, Normed, assert_same_bits
 
-TINY = Config(limit=60, clients=4, fraction=0.5, validation=0.2, local_steps=2, batch_size=8, rounds=2, engine="eager")
+TINY = Config(limit=60, clients=4, fraction=0.5, validation=0.2, local_steps=2, batch_size=8, rounds=2, step="eager")
 
 LOSSES = ["ce", "tce", "wsm", "fedrs(alpha=0.5)", "fedlc(tau=1.0)"]
 MECHANISMS = ["", "fedprox(mu=0.1)", "scaffold", "ewc(lam=1.0)", "rwalk(lam=1.0)", "events", "fedprox(mu=0.1)+scaffold"]

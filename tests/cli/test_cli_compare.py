@@ -18,7 +18,7 @@ from fedkeep.cli import Commands
 from fedkeep.cli import compare as command
 from fedkeep.simulate import Simulation
 
-SMALL = ("--clients", "4", "--rounds", "2", "--local-epochs", "1", "--limit", "200", "--engine", "eager", "--jobs", "1")
+SMALL = ("--clients", "4", "--rounds", "2", "--local-epochs", "1", "--limit", "200", "--step", "eager", "--jobs", "1")
 
 
 def call(*words: object, columns: int = 200) -> Any:

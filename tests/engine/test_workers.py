@@ -55,7 +55,7 @@ def test_serial_and_workers_agree_bitwise(method):
 
 
 def test_batch_norm_buffers_agree_bitwise():
-    options = {**TINY, "model": "resnet-shallow", "limit": 60, "clients": 3, "rounds": 2, "engine": "eager"}
+    options = {**TINY, "model": "resnet-shallow", "limit": 60, "clients": 3, "rounds": 2, "step": "eager"}
     assert_same(fk.run("fedavg", workers=1, **options), fk.run("fedavg", workers=2, **options))
 
 

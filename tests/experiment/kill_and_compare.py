@@ -28,7 +28,7 @@ def small(method: str = "scaffold+wsm", **options: Any) -> Config:
         "clients": 5,
         "limit": 120,
         "local_epochs": 1,
-        "engine": "eager",
+        "step": "eager",
         "workers": 1,
         "checkpoint_every": 1,
     }

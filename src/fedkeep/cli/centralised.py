@@ -15,7 +15,8 @@ from fedkeep.cli.console import duration, errors, output, print_json, table
 from fedkeep.cli.options import PANELS, with_options
 from fedkeep.experiment import Config
 
-LEFT_AWAY = {"method", "local_steps", "forgetting", "judge_every", "target", "engine", "workers", "checkpoint_every"}
+FEDERATED = {"method", "local_steps", "forgetting", "judge_every", "target"}
+LEFT_AWAY = FEDERATED | {"engine", "ray_address", "step", "workers", "checkpoint_every"}
 OPTIONS = tuple(name for names in PANELS.values() for name in names if name not in LEFT_AWAY)
 
 Epochs = Annotated[

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -111,7 +110,7 @@ def gather(
         seeds_of(given, base)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    base = replace(base, **options)
+    base = base.with_options(options)
     return {"methods": named, "seeds": given if seeds is None else seeds, "sets": {**swept, **sets}, "base": base}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import Field, fields, replace
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -28,7 +28,7 @@ PANELS = {
     ),
     "Model": ("model", "norm", "freeze"),
     "Measuring": ("forgetting", "judge_every", "target"),
-    "Speed": ("engine", "layout", "workers", "checkpoint_every"),
+    "Speed": ("engine", "ray_address", "workers", "step", "layout", "checkpoint_every"),
 }
 FIELDS: dict[str, Field] = {item.name: item for item in fields(Config)}
 SPEED = tuple(name for name, item in FIELDS.items() if item.metadata.get("speed"))
@@ -126,4 +126,4 @@ def resolve(target: str, options: Mapping[str, Any]) -> Config:
     except ConfigError as error:
         message = str(error)
         raise ConfigError(message if message.startswith(str(path)) else f"{path}: {message}") from None
-    return replace(config, **options)
+    return config.with_options(options)

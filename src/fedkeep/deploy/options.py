@@ -141,11 +141,11 @@ def deployed(config: Config, options: Options) -> Config:
     A client works in a process of its own for each message, where recording a step does not pay; every round is saved,
     because a round over a network costs more than a checkpoint.
     """
-    changes: dict[str, Any] = {"workers": 1, "checkpoint_every": 1}
+    changes: dict[str, Any] = {"engine": "auto", "ray_address": "", "workers": 1, "checkpoint_every": 1}
     if config.layout == "auto":
         changes["layout"] = "rows"
-    if config.engine == "auto":
-        changes["engine"] = "eager"
+    if config.step == "auto":
+        changes["step"] = "eager"
     if options.load:
         changes |= {"data": OWN + options.load, "partition": "natural", "limit": 0}
     if not config.clients:

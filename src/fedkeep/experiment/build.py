@@ -129,7 +129,7 @@ def resolved(prepared: Prepared) -> Prepared:
 
 def step_for(config: Config, population: Population) -> Callable[[StepRecipe], Step]:
     """How local steps are run: recorded once and replayed, or eagerly."""
-    if config.engine == "eager":
+    if config.step == "eager":
         return EagerStep
     sizes = worth_recording(population.train.sizes.tolist(), config.batch_size)
     return lambda recipe: TracedStep(recipe, sizes)
@@ -137,6 +137,12 @@ def step_for(config: Config, population: Population) -> Callable[[StepRecipe], S
 
 def engine_for(config: Config) -> Callable[[Bench], Engine]:
     """The engine that a config asks for."""
+    if config.engine == "ray":
+        from fedkeep.engine.ray_cluster import check_installed
+        from fedkeep.engine.ray_engine import ray_engine
+
+        check_installed()
+        return lambda bench: ray_engine(bench, config.ray_address, config.workers, cores())
     workers = config.workers or cores()
     if workers == 1 or not hasattr(os, "memfd_create"):
         return SerialEngine

@@ -25,7 +25,8 @@ CHOICES = {
     "optimizer": ("sgd", "adam"),
     "norm": ("batch", "group"),
     "forgetting": ("off", "cohort", "all"),
-    "engine": ("auto", "eager", "traced"),
+    "engine": ("auto", "ray"),
+    "step": ("auto", "eager", "traced"),
     "layout": ("auto", "rows", "channels-last"),
 }
 
@@ -67,13 +68,23 @@ class Config:
     target: float = _option(
         0.0, "Report how many rounds it takes to this test accuracy (0 to 1); 0 reports none.", same=True
     )
-    engine: str = _option("auto", "How a step runs: auto, eager or traced.", speed=True)
+    engine: str = _option("auto", "Where clients are trained: auto (this machine) or ray (a Ray cluster).", speed=True)
+    ray_address: str = _option(
+        "", "With --engine ray: HOST:PORT of a cluster, or auto to find one; without it Ray runs here.", speed=True
+    )
+    step: str = _option("auto", "How a local step runs: auto, eager or traced.", speed=True)
     layout: str = _option("auto", "Images in memory: rows, channels-last, or auto: the faster, measured.", speed=True)
-    workers: int = _option(0, "Worker processes; 0 uses all cores, 1 works in this process.", speed=True)
+    workers: int = _option(
+        0, "Worker processes; 0 uses all cores (of the cluster), 1 works in this process.", speed=True
+    )
     checkpoint_every: int = _option(0, "Checkpoint every n-th round; 0 as often as costs at most 2 % time.", speed=True)
 
     def __post_init__(self) -> None:
         _check_types(self)
+        if self.engine in CHOICES["step"][1:]:
+            raise ConfigError(
+                f'engine "{self.engine}" is how a step runs; write --step {self.engine} (in a file: step)'
+            )
         for key, known in CHOICES.items():
             if getattr(self, key) not in known:
                 raise ConfigError(f'{key} "{getattr(self, key)}" is unknown: {nearest(getattr(self, key), known)}')
@@ -85,6 +96,8 @@ class Config:
             raise ConfigError(f"validation {self.validation} is outside [0, 1); 0.1 holds out a tenth of each client")
         if not 0 <= self.target <= 1:
             raise ConfigError(f"target {self.target} is no accuracy; give a number from 0 to 1")
+        if self.ray_address and self.engine != "ray":
+            raise ConfigError(f'ray_address "{self.ray_address}" without Ray; add --engine ray, or leave it away')
         if self.model not in models.names():
             raise ConfigError(f'unknown model "{self.model}": {nearest(self.model, models.names())}')
         # written back in canonical form, so that equal experiments have equal files
@@ -127,6 +140,8 @@ class Config:
                 plain[head] = with_method_option(plain.get(head, self.method), tail, value)
             else:
                 raise ConfigError(f'option "{key}": only partition and method have options, e.g. partition.alpha')
+        if plain.get("engine", "ray") != "ray":
+            plain.setdefault("ray_address", "")  # that of a file or an earlier run is of no use here
         return replace(self, **plain)
 
     def to_toml(self) -> str:

@@ -100,13 +100,14 @@ def execute(
     with quiet_torch():
         if directory and directory.exists():  # these two change rounding: a resumed run keeps what it began with
             begun = directory.config()
-            config = replace(config, layout=begun.layout, engine=begun.engine)
+            config = replace(config, layout=begun.layout, step=begun.step)
+        make_engine = engine_for(config)
         prepared = resolved(prepare(config))
         config = prepared.config
         try:
             if directory:
                 directory.open(config, lambda: about(command), label_table(prepared))
-            return carry_out(config, simulation_of(prepared, engine_for(config)), directory, listen)
+            return carry_out(config, simulation_of(prepared, make_engine), directory, listen)
         finally:
             if directory:
                 directory.close()

@@ -1,0 +1,122 @@
+"""What runs on the nodes of a Ray cluster: the bench of a run, one thread, one core."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+import fedkeep
+from fedkeep.engine.base import Bench
+from fedkeep.engine.sealed import Sealed, opened, sealed
+from fedkeep.errors import FedKeepError, RunError
+from fedkeep.local.traced import TracedStep
+from fedkeep.rounds import begin, broadcast_of, warm_up
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """What a worker says of itself before it gets work."""
+
+    node: str  # Ray's name of the node
+    place: str  # its address
+    versions: dict[str, str]
+    processor: str  # which vector instructions torch uses: another choice rounds otherwise
+    pid: int
+
+
+def versions() -> dict[str, str]:
+    """The versions that must be the same everywhere for results to be."""
+    return {"fedkeep": fedkeep.__version__, "torch": torch.__version__, "numpy": np.__version__}
+
+
+def greeting(node: str = "", place: str = "") -> Greeting:
+    return Greeting(node, place, versions(), torch.backends.cpu.get_cpu_capability(), os.getpid())
+
+
+def _greet() -> Greeting:
+    import ray.util
+
+    torch.set_num_threads(1)
+    return greeting(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
+
+
+def packed(bench: Bench) -> Sealed:
+    """A bench ready to travel: without recordings of its step, which every process makes for itself."""
+    step = bench.trainer.step
+    if isinstance(step, TracedStep):
+        step = TracedStep(step.recipe, step.batch_sizes, broken=step.broken)
+    return sealed(replace(bench, trainer=replace(bench.trainer, step=step)))
+
+
+def unpacked(bench: Sealed) -> Bench:
+    """The bench in another process, its step recorded from the same tensors as at home."""
+    made: Bench = opened(bench)
+    trainer = made.trainer
+    warm_up(trainer, broadcast_of(begin(trainer.method, *trainer.model.initial())), made.client_data(0))
+    return made
+
+
+class BenchWorker:
+    """An actor that trains clients and judges models. Data is read where it lies in the node's shared memory."""
+
+    def __init__(self, bench: Sealed) -> None:
+        self._sealed = bench
+        self._bench: Bench | None = None
+        self._shared: tuple[int, Any] = (0, None)
+
+    def hello(self) -> tuple[Exception | None, Greeting | None]:
+        """Get ready."""
+        try:
+            me = _greet()
+            self._bench = unpacked(self._sealed)
+            return None, me
+        except Exception as error:
+            return portable(error), None
+
+    def do(
+        self, kind: str, arguments: tuple[Any, ...], number: int, shared: Sealed, own: Sealed
+    ) -> tuple[Exception | None, Sealed | None]:
+        """One piece of work. What is shared has a number, so that several pieces open it once."""
+        assert self._bench is not None
+        try:
+            if self._shared[0] != number:
+                self._shared = (number, opened(shared, own=True))
+            return None, sealed(perform(self._bench, kind, arguments, self._shared[1], opened(own, own=True)))
+        except Exception as error:
+            return portable(error), None
+
+
+def perform(bench: Bench, kind: str, arguments: tuple[Any, ...], shared: Any, own: Any) -> Any:
+    """Do a piece of work at a bench."""
+    if kind == "train":
+        broadcast, rows = shared
+        return bench.run_group(broadcast, arguments[0], own, rows)
+    if kind == "judge":
+        params, buffers = shared
+        return bench.judge(params, buffers, *arguments)
+    model, client = arguments
+    return bench.score(*shared[model], client)
+
+
+class JobWorker:
+    """An actor that does whole runs, one after another."""
+
+    def hello(self) -> tuple[Exception | None, Greeting | None]:
+        return None, _greet()
+
+    def do(self, function: Callable[..., Iterator[Any]], *arguments: Any) -> Iterator[Any]:
+        """The answers of a generator function, one by one."""
+        yield from function(*arguments)
+
+
+def portable(error: Exception) -> Exception:
+    """An error that survives the way home."""
+    if isinstance(error, FedKeepError):
+        return error
+    return RunError(f"a worker failed: {''.join(traceback.format_exception(error)).strip()}")
