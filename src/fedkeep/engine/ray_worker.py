@@ -6,12 +6,12 @@ import os
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from importlib import metadata
 from typing import Any
 
 import numpy as np
 import torch
 
-import fedkeep
 from fedkeep.engine.base import Bench
 from fedkeep.engine.sealed import Sealed, opened, sealed
 from fedkeep.errors import FedKeepError, RunError
@@ -32,7 +32,7 @@ class Greeting:
 
 def versions() -> dict[str, str]:
     """The versions that must be the same everywhere for results to be."""
-    return {"fedkeep": fedkeep.__version__, "torch": torch.__version__, "numpy": np.__version__}
+    return {"fedkeep": metadata.version("fedkeep"), "torch": torch.__version__, "numpy": np.__version__}
 
 
 def greeting(node: str = "", place: str = "") -> Greeting:

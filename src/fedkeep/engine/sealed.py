@@ -21,17 +21,9 @@ Sealed = tuple[bytes, list[np.ndarray]]
 
 def sealed(value: Any) -> Sealed:
     """Take a value apart."""
-    from ray.cloudpickle import CloudPickler  # parts of somebody's own program travel too
-
-    class Pickler(CloudPickler):
-        def reducer_override(self, obj: Any) -> Any:
-            if type(obj) is Tensor:
-                return _tensor, (obj.detach().contiguous().numpy(),)
-            return super().reducer_override(obj)
-
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
-    Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
+    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
     return stream.getvalue(), [np.frombuffer(buffer.raw(), dtype=np.uint8) for buffer in buffers]
 
 
@@ -39,6 +31,15 @@ def opened(value: Sealed, own: bool = False) -> Any:
     """Put a value together again: on the buffers as they are (never write into them), or on copies of its own."""
     data, buffers = value
     return pickle.loads(data, buffers=[np.array(buffer) if own else buffer for buffer in buffers])
+
+
+class _Pickler(pickle.Pickler):
+    """A tensor travels as the array that it is; the rest as usual."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is Tensor:
+            return _tensor, (obj.detach().contiguous().numpy(),)
+        return NotImplemented
 
 
 def _tensor(array: np.ndarray) -> Tensor:

@@ -17,6 +17,8 @@ from fedkeep.data.population import Population
 from fedkeep.engine import Engine, SerialEngine
 from fedkeep.engine.base import Bench
 from fedkeep.engine.layout import channels_last_is_faster, has_convolutions
+from fedkeep.engine.ray_cluster import check_installed
+from fedkeep.engine.ray_engine import ray_engine
 from fedkeep.engine.workers import WorkerEngine
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.config import Config
@@ -41,9 +43,18 @@ class Prepared:
     cohort_size: int
 
 
+_lent: dict[tuple[str, str, int], Dataset] = {}
+
+
+def lend(key: tuple[str, str, int], dataset: Dataset) -> None:
+    """Use this data set for (data, data_root, limit): another process has loaded it."""
+    _lent.clear()  # one at a time: it lies in shared memory
+    _lent[key] = dataset
+
+
 @lru_cache(maxsize=2)
 def _load(data: str, root: str, limit: int) -> Dataset:
-    return load(data, root or None, limit or None)
+    return _lent.get((data, root, limit)) or load(data, root or None, limit or None)
 
 
 def prepare(config: Config) -> Prepared:
@@ -138,9 +149,6 @@ def step_for(config: Config, population: Population) -> Callable[[StepRecipe], S
 def engine_for(config: Config) -> Callable[[Bench], Engine]:
     """The engine that a config asks for."""
     if config.engine == "ray":
-        from fedkeep.engine.ray_cluster import check_installed
-        from fedkeep.engine.ray_engine import ray_engine
-
         check_installed()
         return lambda bench: ray_engine(bench, config.ray_address, config.workers, cores())
     workers = config.workers or cores()

@@ -14,7 +14,9 @@ from typing import Any
 
 import pandas as pd
 
+from fedkeep.engine.ray_cluster import check_installed
 from fedkeep.errors import ConfigError, RunError
+from fedkeep.experiment.away import run_on_cluster
 from fedkeep.experiment.build import _load, cores, prepare, resolved
 from fedkeep.experiment.comparison_file import seeds_of, to_toml
 from fedkeep.experiment.config import Config
@@ -154,6 +156,8 @@ def compare(
 
     Runs lie in `out`/runs; those that are finished are not run again, interrupted ones go on. `jobs` run at once.
     """
+    if base.engine == "ray":
+        check_installed()
     arms = grid(list(methods), checked_sets(sets or {}), base)
     numbers = seeds_of(seeds, base)
     wanted = _jobs(arms, numbers, out)
@@ -162,8 +166,6 @@ def compare(
     ahead = [job for job in wanted if job not in there]
     _check_arms(ahead, layouts)
     at_once, workers = share_cores(len(ahead), jobs, base.workers, cores())
-    if at_once > 1:
-        _load.cache_clear()  # each process loads its own
     write_whole(out / "comparison.toml", to_toml(methods, numbers, sets or {}, base).encode())
     failures: dict[str, str] = {}
     notes: list[str] = []
@@ -177,7 +179,13 @@ def compare(
 
     for job in there:
         hear(Event(job, "done", text=FOUND))
-    run_jobs([_settled(job, workers, layouts) for job in ahead], at_once, hear)
+    ready = [_settled(job, layouts) for job in ahead]
+    if base.engine == "ray" and ready:
+        run_on_cluster(ready, jobs, hear, base)
+    else:
+        if at_once > 1:
+            _load.cache_clear()  # each process loads its own
+        run_jobs([replace(job, config=replace(job.config, workers=workers)) for job in ready], at_once, hear)
     frame = _frame(arms, numbers, out, failures)
     return Comparison(tuple(arms), numbers, base, out, frame, failures, tuple(notes))
 
@@ -273,6 +281,6 @@ def _check_arms(wanted: Iterable[Job], layouts: dict[str, str]) -> None:
                 layouts[job.config.model] = resolved(prepared).config.layout
 
 
-def _settled(job: Job, workers: int, layouts: Mapping[str, str]) -> Job:
+def _settled(job: Job, layouts: Mapping[str, str]) -> Job:
     layout = layouts.get(job.config.model, "auto") if job.config.layout == "auto" else job.config.layout
-    return replace(job, config=replace(job.config, workers=workers, layout=layout))
+    return replace(job, config=replace(job.config, layout=layout))

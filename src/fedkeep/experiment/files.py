@@ -47,13 +47,17 @@ def digest(data: bytes) -> str:
 
 def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
     """Write a folder of files with their checksums, whole or not at all."""
+    write_folder_as_it_is(path, {**files, SUMS: _sealed({name: digest(data) for name, data in files.items()})})
+
+
+def write_folder_as_it_is(path: Path, files: Mapping[str, bytes]) -> None:
+    """Write a folder of files, whole or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
         for name, data in files.items():
             _put(temporary / name, data)
-        _put(temporary / SUMS, _sealed({name: digest(data) for name, data in files.items()}))
         os.rename(temporary, path)
         sync_folder(path.parent)
     except OSError as error:

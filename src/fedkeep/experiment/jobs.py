@@ -63,7 +63,7 @@ def run_jobs(jobs: Sequence[Job], at_once: int, listen: Listener) -> None:
     if at_once == 1 or len(jobs) == 1:
         for job in jobs:
             listen(Event(job, "begun"))
-            listen(_event(job, perform(job.config, job.out, lambda answer, job=job: listen(_event(job, answer)))))
+            listen(event_of(job, perform(job.config, job.out, lambda answer, job=job: listen(event_of(job, answer)))))
         return
     waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
     for job in jobs:
@@ -102,7 +102,8 @@ def perform(config: Config, out: Path, tell: Callable[[dict[str, Any]], None]) -
         return {"kind": "failed", "text": f"{type(error).__name__}: {error}; see {out / 'log.txt'}"}
 
 
-def _event(job: Job, answer: dict[str, Any]) -> Event:
+def event_of(job: Job, answer: dict[str, Any]) -> Event:
+    """What an answer of `perform` says of a job."""
     return Event(job, **{**answer, "notes": tuple(answer.get("notes", ()))})
 
 
@@ -139,7 +140,7 @@ class _Worker:
         process.stdin.flush()
         for line in process.stdout:
             answer = json.loads(line)
-            self.events.put(_event(job, answer))
+            self.events.put(event_of(job, answer))
             if answer["kind"] in ("done", "failed"):
                 return
         code = process.wait()

@@ -43,7 +43,8 @@ from fedkeep.experiment.segments import Segments
 from fedkeep.experiment.tables import from_parquet, to_parquet
 from fedkeep.tree import Params
 
-OURS = ("lock", "log.txt", "config.toml", "about.json", "partition.parquet", SUMS, "segments")
+LOCK = "lock"
+OURS = (LOCK, "log.txt", "config.toml", "about.json", "partition.parquet", SUMS, "segments")
 
 
 @dataclass
@@ -62,17 +63,7 @@ class RunDirectory:
 
     def open(self, config: Config, about: Callable[[], dict[str, Any]], partition: dict[str, Any]) -> None:
         """Begin a run here, or make sure that the one that is here is the same experiment."""
-        if self.path.exists() and not self.path.is_dir():
-            raise RunError(f"{self.path}: is a file; give a directory as --out")
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"{self.path}: cannot be made ({error.strerror}); choose another --out") from None
-        if not self.exists():
-            strange = sorted(p.name for p in self.path.iterdir() if p.name not in OURS and not p.name.endswith(".tmp"))
-            if strange:
-                raise RunError(f"{self.path}: holds other files ({strange[0]}, ...); choose an empty or new --out")
-        self._take_lock()
+        self.hold()
         if self.exists():
             self.same_experiment(self.config(), config)
         files = {
@@ -86,6 +77,20 @@ class RunDirectory:
         else:
             self._write({name: make() for name, make in files.items()})
             self.log(f"begin {config.method} for {config.rounds} rounds")
+
+    def hold(self) -> None:
+        """Make the directory and lock it, unless it holds something else."""
+        if self.path.exists() and not self.path.is_dir():
+            raise RunError(f"{self.path}: is a file; give a directory as --out")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"{self.path}: cannot be made ({error.strerror}); choose another --out") from None
+        if not self.exists():
+            strange = sorted(p.name for p in self.path.iterdir() if p.name not in OURS and not p.name.endswith(".tmp"))
+            if strange:
+                raise RunError(f"{self.path}: holds other files ({strange[0]}, ...); choose an empty or new --out")
+        self._take_lock()
 
     def _write(self, files: Mapping[str, bytes], known: Mapping[str, str] | None = None) -> None:
         """Write files, then the checksums of these and of the `known` ones: that is the moment they count."""
@@ -120,13 +125,13 @@ class RunDirectory:
 
     def _take_lock(self) -> None:
         try:
-            self._lock = take_lock(self.path / "lock")
+            self._lock = take_lock(self.path / LOCK)
         except BlockingIOError:
             raise RunError(
                 f"{self.path}: another process is writing this run; wait for it or use another --out"
             ) from None
         except OSError as error:
-            raise cannot_write(self.path / "lock", error) from None
+            raise cannot_write(self.path / LOCK, error) from None
 
     def close(self) -> None:
         """Let go of the directory."""
