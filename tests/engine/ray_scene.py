@@ -132,11 +132,11 @@ def scene(*hosts: str, cores: int = 1) -> Iterator[Scene]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def wait_until(condition, seconds: float) -> None:
+def wait_until(condition, seconds: float, pause: float = 0.05) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
+        time.sleep(pause)
 
 
 def pids() -> list[int]:

@@ -1,0 +1,139 @@
+"""Two Ray nodes of one core each against one of them: how much faster is a round?
+
+    python benchmarks/ray_nodes.py                       W1 and W2 on made-up images of MNIST's shape
+    python benchmarks/ray_nodes.py --data-root DATA      with the official MNIST files
+
+Needs Linux, Ray (pip install fedkeep[ray]), `ip` and `unshare`: the cluster runs in a network namespace of its own,
+because Ray listens on all interfaces. One node and two have their turns alternately, each with new actors and one round
+to warm up; a row has the medians over all timed rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+TARGET = 1.6
+PORT = 6391
+HOSTS = ("127.0.0.1", "127.0.0.2")
+WORKLOADS = ("W1", "W2")
+
+
+def measure(
+    workloads: Sequence[str] = WORKLOADS, data_root: str = "", turns: int = 3, rounds: int = 3, seconds: float = 900
+) -> list[dict[str, Any]]:
+    """One row per workload: seconds a round with one node and with two, and how many times faster two are."""
+    order = json.dumps({"workloads": list(workloads), "data_root": data_root, "turns": turns, "rounds": rounds})
+    command = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$0" "$@"', sys.executable, __file__]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    done = subprocess.run(
+        [*command, "--inside", order], env=environment, capture_output=True, text=True, timeout=seconds, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"the cluster could not be measured: {done.stderr.strip()[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def inside(workloads: Sequence[str], data_root: str, turns: int, rounds: int) -> list[dict[str, Any]]:
+    """The same from within the namespace."""
+    from tasks import Sources, config_of
+    from workloads import WORKLOADS as KNOWN
+
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fk-", ignore_cleanup_errors=True)))
+        for host in HOSTS:
+            stack.callback(end, start_node(host, folder))
+        rows = []
+        for name in workloads:
+            config = config_of(name, Sources.find(folder, data_root))
+            times: dict[int, list[float]] = {1: [], 2: []}
+            for turn in range(turns):
+                for nodes in (1, 2) if turn % 2 == 0 else (2, 1):
+                    times[nodes] += timed(config, nodes, rounds)
+            one, two = statistics.median(times[1]), statistics.median(times[2])
+            rows.append(
+                {"workload": name, "title": KNOWN[name].title, "one node, s": one, "two nodes, s": two}
+                | {"times faster": one / two, "target": TARGET, "met": one / two >= TARGET}
+            )
+        return rows
+
+
+def timed(config: Any, nodes: int, rounds: int) -> list[float]:
+    """Seconds of each round with so many actors, one to a node."""
+    import torch
+
+    from fedkeep.engine.ray_engine import ray_engine
+    from fedkeep.experiment.build import prepare, resolved, simulation_of
+
+    torch.set_num_threads(1)
+    prepared = resolved(prepare(config))
+    simulation = simulation_of(prepared, lambda bench: ray_engine(bench, f"{HOSTS[0]}:{PORT}", nodes, nodes))
+    try:
+        deadline = time.monotonic() + 120
+        while len(simulation.engine._crew.ready) < nodes:  # type: ignore[attr-defined]
+            assert time.monotonic() < deadline, f"{nodes} nodes were asked for, not all came"
+            simulation.engine._crew.wait()  # type: ignore[attr-defined]
+        simulation.step()
+        return [simulation.step().seconds for _ in range(rounds)]
+    finally:
+        simulation.close()
+
+
+def start_node(host: str, folder: Path) -> subprocess.Popen:
+    """A node of one core; the first is the head."""
+    ray = str(Path(sys.executable).with_name("ray"))
+    where = ["--head", f"--port={PORT}", "--include-dashboard=false", f"--temp-dir={folder}"]
+    command = [ray, "start", "--block", f"--node-ip-address={host}", "--num-cpus=1", "--disable-usage-stats"]
+    log = folder / f"{host}.log"
+    with log.open("w") as handle:
+        joining = [f"--address={HOSTS[0]}:{PORT}"]
+        node = subprocess.Popen(
+            [*command, *(where if host == HOSTS[0] else joining)], stdout=handle, stderr=handle, start_new_session=True
+        )
+    deadline = time.monotonic() + 90
+    while "This command will now block" not in log.read_text():
+        assert node.poll() is None and time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+    return node
+
+
+def end(node: subprocess.Popen) -> None:
+    """End a node and all its processes: they are a session of their own."""
+    node.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        node.wait(15)
+    with suppress(ProcessLookupError):
+        os.killpg(node.pid, signal.SIGKILL)
+    node.wait(15)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workloads", default=",".join(WORKLOADS), help="some of W1, W2, W3")
+    parser.add_argument("--data-root", default="", help="folder with the MNIST files; without it, images are made up")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="timed rounds of a turn")
+    parser.add_argument("--inside", default="", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.inside:
+        print(json.dumps(inside(**json.loads(given.inside))))
+        return
+    print("| workload | one node | two nodes | times faster |\n|---|---|---|---|")
+    for row in measure(given.workloads.split(","), given.data_root, given.turns, given.rounds):
+        one, two = row["one node, s"], row["two nodes, s"]
+        print(f"| {row['workload']}: {row['title']} | {one:.3f} s | {two:.3f} s | {row['times faster']:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
