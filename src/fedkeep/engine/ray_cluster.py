@@ -124,7 +124,8 @@ class Cluster:
 
     def get(self, reference: Any) -> Any:
         """An answer that is ready; `Lost` where it will never come."""
-        errors = self._ray.exceptions
+        from ray import exceptions as errors
+
         try:
             return self._ray.get(reference)
         except errors.RayTaskError:

@@ -40,10 +40,11 @@ def greeting(node: str = "", place: str = "") -> Greeting:
 
 
 def _greet() -> Greeting:
-    import ray.util
+    import ray
+    from ray.util import get_node_ip_address
 
     torch.set_num_threads(1)
-    return greeting(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
+    return greeting(ray.get_runtime_context().get_node_id(), get_node_ip_address())
 
 
 def packed(bench: Bench) -> Sealed:
@@ -101,7 +102,8 @@ def perform(bench: Bench, kind: str, arguments: tuple[Any, ...], shared: Any, ow
         params, buffers = shared
         return bench.judge(params, buffers, *arguments)
     model, client = arguments
-    return bench.score(*shared[model], client)
+    params, buffers = shared[model]
+    return bench.score(params, buffers, client)
 
 
 class JobWorker:
