@@ -12,6 +12,8 @@ EXTRAS ?= test
 LINT_EXTRAS := dev,flower,ray
 # Worker processes of the tests.
 TEST_WORKERS ?= 2
+# Which of the tests over a network: network (all of them), or ray.
+MARK ?= network
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -41,8 +43,8 @@ demo: $(TEST) ## run the demonstration and write its report into runs/demo
 test: $(TEST) ## run all tests, doctests included
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(TEST_WORKERS)
 
-test-network: $(LINT) ## run the tests of a real deployment on loopback (minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m network
+test-network: $(LINT) ## run the tests of a real deployment and of a Ray cluster on loopback (minutes); MARK=ray for one
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m $(MARK)
 
 lint: $(LINT) ## check format, style, types and the direction of imports
 	$(BIN)/ruff format --check .

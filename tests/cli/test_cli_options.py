@@ -32,7 +32,7 @@ def test_help_names_every_option_with_its_default():
 
 
 def test_resume_takes_the_options_that_change_no_result():
-    assert {"workers", "engine", "ray_address", "step", "checkpoint_every"} <= set(SPEED)
+    assert {"workers", "engine", "ray_address", "device", "step", "checkpoint_every"} <= set(SPEED)
     text = ok("resume", "--help").stdout
     assert "--workers" in text
     assert "--lr" not in text

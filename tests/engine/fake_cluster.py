@@ -43,16 +43,20 @@ class FakeCluster:
         self.rng = np.random.default_rng(seed)
         self.actors: list[Actor] = []
         self.hired = 0
+        self.gpus = 0
+        self.devices: set[str] = set()
         self.puts: list[Any] = []
         self.given: list[str] = []  # the kinds of work that were done
         self.closed = 0
         self.changed: Callable[[Greeting], Greeting] = lambda met: met
         self.bench: Any = None
 
-    def cores(self) -> int:
-        return self.count
+    def cores(self, device: str = "cpu") -> int:
+        return self.count if device == "cpu" else self.gpus
 
-    def hire(self, kind: type, bench: Sealed) -> Actor:
+    def hire(self, kind: type, bench: Sealed, *more: str, device: str = "cpu") -> Actor:
+        assert more == (device,)
+        self.devices.add(device)
         self.hired += 1
         self.actors.append(Actor(self, bench, f"10.0.0.{self.hired}"))
         return self.actors[-1]

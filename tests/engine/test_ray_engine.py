@@ -144,6 +144,15 @@ def test_workers_is_the_most_that_are_hired():
     assert cluster.hired == 3
 
 
+def test_one_worker_for_each_gpu():
+    cluster = FakeCluster(8)
+    cluster.gpus = 2
+    simulated("fedavg", lambda b: RayEngine(b, cluster, device="cuda"), rounds=1)
+    assert cluster.hired == 2 and cluster.devices == {"cuda"}
+    with pytest.raises(ConfigError, match="no node of the cluster has a GPU"):
+        simulated("fedavg", lambda b: RayEngine(b, FakeCluster(8), device="cuda"), rounds=1)
+
+
 def test_what_is_broadcast_is_put_down_once_a_round():
     """The data once, then one object for training, one for each judging; nothing per client."""
     cluster = FakeCluster(3)
@@ -270,10 +279,12 @@ def test_engine_says_where_and_step_how():
         Config(engine="eager")
     with pytest.raises(ConfigError, match=r"ray_address .* without Ray; add --engine ray"):
         Config(ray_address="10.0.0.1:6379")
+    with pytest.raises(ConfigError, match=r"device gpu without Ray.*add --engine ray"):
+        Config(device="gpu")
 
 
 def test_a_run_of_a_cluster_can_be_resumed_without_it():
-    begun = Config(engine="ray", ray_address="10.0.0.1:6379")
-    assert begun.with_options({"engine": "auto"}).ray_address == ""
+    begun = Config(engine="ray", ray_address="10.0.0.1:6379", device="gpu")
+    assert begun.with_options({"engine": "auto"}) == Config()
     assert begun.with_options({"workers": 2}).ray_address == "10.0.0.1:6379"
     assert begun.identity() == Config().identity()

@@ -16,7 +16,7 @@ from fedkeep.cli.options import PANELS, with_options
 from fedkeep.experiment import Config
 
 FEDERATED = {"method", "local_steps", "forgetting", "judge_every", "target"}
-LEFT_AWAY = FEDERATED | {"engine", "ray_address", "step", "workers", "checkpoint_every"}
+LEFT_AWAY = FEDERATED | {"engine", "ray_address", "device", "step", "workers", "checkpoint_every"}
 OPTIONS = tuple(name for names in PANELS.values() for name in names if name not in LEFT_AWAY)
 
 Epochs = Annotated[

@@ -28,7 +28,7 @@ PANELS = {
     ),
     "Model": ("model", "norm", "freeze"),
     "Measuring": ("forgetting", "judge_every", "target"),
-    "Speed": ("engine", "ray_address", "workers", "step", "layout", "checkpoint_every"),
+    "Speed": ("engine", "ray_address", "device", "workers", "step", "layout", "checkpoint_every"),
 }
 FIELDS: dict[str, Field] = {item.name: item for item in fields(Config)}
 SPEED = tuple(name for name, item in FIELDS.items() if item.metadata.get("speed"))

@@ -35,7 +35,7 @@ class Population:
 
     def examples(self, client: int) -> tuple[Tensor, Tensor]:
         """A client's training examples."""
-        rows = torch.from_numpy(self.train.indices(client))
+        rows = torch.from_numpy(self.train.indices(client)).to(self.x.device)
         return self.x.index_select(0, rows), self.y.index_select(0, rows)
 
     def class_counts(self, y: Tensor) -> Tensor:

@@ -141,7 +141,13 @@ def deployed(config: Config, options: Options) -> Config:
     A client works in a process of its own for each message, where recording a step does not pay; every round is saved,
     because a round over a network costs more than a checkpoint.
     """
-    changes: dict[str, Any] = {"engine": "auto", "ray_address": "", "workers": 1, "checkpoint_every": 1}
+    changes: dict[str, Any] = {
+        "workers": 1,
+        "checkpoint_every": 1,
+        "engine": "auto",
+        "ray_address": "",
+        "device": "cpu",
+    }
     if config.layout == "auto":
         changes["layout"] = "rows"
     if config.step == "auto":

@@ -106,7 +106,7 @@ class Bench:
         if len(rows) and (np.diff(rows) == 1).all():  # a slice needs no copy
             x, y = x[rows[0] : rows[-1] + 1], y[rows[0] : rows[-1] + 1]
         else:
-            index = torch.from_numpy(rows)
+            index = torch.from_numpy(rows).to(x.device)
             x, y = x.index_select(0, index), y.index_select(0, index)
         return (laid_out(x) if self.trainer.channels_last else x), y
 

@@ -44,8 +44,15 @@ class Member:
 class Crew:
     """All workers of a run, those that are still starting among them."""
 
-    def __init__(self, cluster: Workplace, hire: Callable[[], Any], most: int = 0) -> None:
+    def __init__(
+        self,
+        cluster: Workplace,
+        hire: Callable[[], Any],
+        most: int = 0,
+        cores: Callable[[], int] | None = None,  # how many workers there could be; else one per core
+    ) -> None:
         self.members: list[Member] = []
+        self._cores = cores or cluster.cores
         self._cluster, self._hire, self._most = cluster, hire, most
         self._looked = -LOOK
         self._alone: float | None = None  # since when there is nobody
@@ -64,7 +71,7 @@ class Crew:
         if not at_once and now - self._looked < LOOK:
             return
         self._looked = now
-        wanted = self._most or self._cluster.cores()
+        wanted = self._most or self._cores()
         for member in [m for m in self.members if m.greeting is None][: max(0, len(self.members) - wanted)]:
             self._remove(member)
         while len(self.members) < wanted:
@@ -153,10 +160,10 @@ class Crew:
         self._alone = self._alone or now
         if now - self._alone > HINT and not self._hinted:
             self._hinted = True
-            say(f"waiting for a free core of the cluster ({self._cluster.cores()} cores in all)")
+            say(f"waiting for a free core of the cluster ({self._cores()} in all)")
         if now - self._alone > PATIENCE:
             raise RunError(
-                f"no core of the cluster was free for {PATIENCE:.0f} s ({self._cluster.cores()} cores in all); "
+                f"no core of the cluster was free for {PATIENCE:.0f} s ({self._cores()} in all); "
                 "add nodes or end what else runs there. What is saved can be resumed"
             )
 

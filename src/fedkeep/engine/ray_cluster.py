@@ -99,13 +99,14 @@ class Cluster:
         if self._temporary:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
-    def cores(self) -> int:
-        """The cores of all nodes that are alive now."""
-        return int(self._ray.cluster_resources().get("CPU", 0))
+    def cores(self, device: str = "cpu") -> int:
+        """The cores, or GPUs, of all nodes that are alive now."""
+        return int(self._ray.cluster_resources().get("CPU" if device == "cpu" else "GPU", 0))
 
-    def hire(self, kind: type, *arguments: Any) -> Any:
-        """An actor on one core, somewhere, as soon as there is a free one."""
-        return self._ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(kind).remote(*arguments)
+    def hire(self, kind: type, *arguments: Any, device: str = "cpu") -> Any:
+        """An actor on one core (and one GPU), somewhere, as soon as there is a free one."""
+        needs = {"num_cpus": 1, "num_gpus": int(device != "cpu"), "max_restarts": 0, "max_task_retries": 0}
+        return self._ray.remote(**needs)(kind).remote(*arguments)
 
     def dismiss(self, actor: Any) -> None:
         with suppress(Exception):  # it may be gone already

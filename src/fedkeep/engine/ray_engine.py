@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,13 @@ from fedkeep.engine.crew import Crew, Member, oldest_first
 from fedkeep.engine.ray_cluster import Cluster, Lost
 from fedkeep.engine.ray_worker import BenchWorker, packed
 from fedkeep.engine.sealed import opened, sealed
-from fedkeep.errors import RunError
+from fedkeep.errors import ConfigError, RunError
 from fedkeep.local.evaluate import Judged
 from fedkeep.method import Memory
 from fedkeep.rounds import Broadcast
 
 TRIES = 3  # how often one piece of work may cost a worker its life
+CUDA = "cuda"
 AHEAD = 2  # pieces that a worker is given at a time, so that it does not wait for the next
 
 
@@ -41,12 +43,16 @@ class Piece:
 class RayEngine:
     """Client work spread over a cluster; the same results as `SerialEngine`, bit for bit."""
 
-    def __init__(self, bench: Bench, cluster: Cluster, workers: int = 0) -> None:
+    def __init__(self, bench: Bench, cluster: Cluster, workers: int = 0, device: str = "cpu") -> None:
         self.bench, self._cluster = bench, cluster
         self._number = 0  # of what is shared at the moment
         self._shared: Any = None
+        cores = partial(cluster.cores, device)
+        if device != "cpu" and not workers and not cores():
+            raise ConfigError("device gpu: no node of the cluster has a GPU; add one, or --workers N to wait for N")
         data = cluster.put(packed(bench))
-        self._crew = Crew(cluster, lambda: cluster.hire(BenchWorker, data), workers)
+        hire = partial(cluster.hire, BenchWorker, data, device, device=device)
+        self._crew = Crew(cluster, hire, workers, cores)
         try:
             while not self._crew.ready:
                 self._crew.wait()
@@ -134,11 +140,11 @@ class RayEngine:
         done[index] = opened(answer, own=True)
 
 
-def ray_engine(bench: Bench, address: str, workers: int, cores: int) -> RayEngine:
+def ray_engine(bench: Bench, address: str, workers: int, cores: int, device: str = "cpu") -> RayEngine:
     """An engine on the cluster at an address, or on one of this machine alone."""
     cluster = Cluster(address, workers or cores)
     try:
-        return RayEngine(bench, cluster, workers)
+        return RayEngine(bench, cluster, workers, CUDA if device == "gpu" else device)
     except BaseException:
         cluster.close()
         raise

@@ -14,7 +14,7 @@ import torch
 
 from fedkeep.engine.base import Bench
 from fedkeep.engine.sealed import Sealed, opened, sealed
-from fedkeep.errors import FedKeepError, RunError
+from fedkeep.errors import ConfigError, FedKeepError, RunError
 from fedkeep.local.traced import TracedStep
 from fedkeep.rounds import begin, broadcast_of, warm_up
 
@@ -55,9 +55,10 @@ def packed(bench: Bench) -> Sealed:
     return sealed(replace(bench, trainer=replace(bench.trainer, step=step)))
 
 
-def unpacked(bench: Sealed) -> Bench:
+def unpacked(bench: Sealed, device: str = "cpu") -> Bench:
     """The bench in another process, its step recorded from the same tensors as at home."""
-    made: Bench = opened(bench)
+    made: Bench = opened(bench, device=device)
+    made.trainer.model.module.to(device)
     trainer = made.trainer
     warm_up(trainer, broadcast_of(begin(trainer.method, *trainer.model.initial())), made.client_data(0))
     return made
@@ -66,8 +67,8 @@ def unpacked(bench: Sealed) -> Bench:
 class BenchWorker:
     """An actor that trains clients and judges models. Data is read where it lies in the node's shared memory."""
 
-    def __init__(self, bench: Sealed) -> None:
-        self._sealed = bench
+    def __init__(self, bench: Sealed, device: str = "cpu") -> None:
+        self._sealed, self._device = bench, device
         self._bench: Bench | None = None
         self._shared: tuple[int, Any] = (0, None)
 
@@ -75,7 +76,11 @@ class BenchWorker:
         """Get ready."""
         try:
             me = _greet()
-            self._bench = unpacked(self._sealed)
+            if self._device != "cpu" and not torch.cuda.is_available():
+                raise ConfigError(
+                    f"node {me.place}: its torch finds no GPU; install a torch with CUDA, or --device cpu"
+                )
+            self._bench = unpacked(self._sealed, self._device)
             return None, me
         except Exception as error:
             return portable(error), None
@@ -87,8 +92,9 @@ class BenchWorker:
         assert self._bench is not None
         try:
             if self._shared[0] != number:
-                self._shared = (number, opened(shared, own=True))
-            return None, sealed(perform(self._bench, kind, arguments, self._shared[1], opened(own, own=True)))
+                self._shared = (number, opened(shared, own=True, device=self._device))
+            private = opened(own, own=True, device=self._device)
+            return None, sealed(perform(self._bench, kind, arguments, self._shared[1], private))
         except Exception as error:
             return portable(error), None
 

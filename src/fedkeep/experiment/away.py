@@ -60,7 +60,9 @@ class _Away:
 
     def __init__(self, cluster: Cluster, jobs: Sequence[Job], listen: Listener) -> None:
         self.cluster, self.listen = cluster, listen
-        self.jobs = [replace(j, config=replace(j.config, engine="auto", ray_address="", workers=1)) for j in jobs]
+        self.jobs = [
+            replace(j, config=replace(j.config, engine="auto", ray_address="", device="cpu", workers=1)) for j in jobs
+        ]
         self.held: dict[int, RunDirectory] = {}
         self.data: dict[tuple[str, str, int], Any] = {}
         self.begun: set[int] = set()

@@ -150,7 +150,7 @@ def engine_for(config: Config) -> Callable[[Bench], Engine]:
     """The engine that a config asks for."""
     if config.engine == "ray":
         check_installed()
-        return lambda bench: ray_engine(bench, config.ray_address, config.workers, cores())
+        return lambda bench: ray_engine(bench, config.ray_address, config.workers, cores(), config.device)
     workers = config.workers or cores()
     if workers == 1 or not hasattr(os, "memfd_create"):
         return SerialEngine

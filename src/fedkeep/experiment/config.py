@@ -26,6 +26,7 @@ CHOICES = {
     "norm": ("batch", "group"),
     "forgetting": ("off", "cohort", "all"),
     "engine": ("auto", "ray"),
+    "device": ("cpu", "gpu"),
     "step": ("auto", "eager", "traced"),
     "layout": ("auto", "rows", "channels-last"),
 }
@@ -72,6 +73,7 @@ class Config:
     ray_address: str = _option(
         "", "With --engine ray: HOST:PORT of a cluster, or auto to find one; without it Ray runs here.", speed=True
     )
+    device: str = _option("cpu", "With --engine ray: a worker per core (cpu) or per GPU (gpu).", speed=True)
     step: str = _option("auto", "How a local step runs: auto, eager or traced.", speed=True)
     layout: str = _option("auto", "Images in memory: rows, channels-last, or auto: the faster, measured.", speed=True)
     workers: int = _option(
@@ -98,6 +100,8 @@ class Config:
             raise ConfigError(f"target {self.target} is no accuracy; give a number from 0 to 1")
         if self.ray_address and self.engine != "ray":
             raise ConfigError(f'ray_address "{self.ray_address}" without Ray; add --engine ray, or leave it away')
+        if self.device == "gpu" and self.engine != "ray":
+            raise ConfigError("device gpu without Ray, which has the GPUs; add --engine ray, or leave it away")
         if self.model not in models.names():
             raise ConfigError(f'unknown model "{self.model}": {nearest(self.model, models.names())}')
         # written back in canonical form, so that equal experiments have equal files
@@ -141,7 +145,7 @@ class Config:
             else:
                 raise ConfigError(f'option "{key}": only partition and method have options, e.g. partition.alpha')
         if plain.get("engine", "ray") != "ray":
-            plain.setdefault("ray_address", "")  # that of a file or an earlier run is of no use here
+            plain = {"ray_address": "", "device": "cpu", **plain}  # those of a file or an earlier run are of no use
         return replace(self, **plain)
 
     def to_toml(self) -> str:

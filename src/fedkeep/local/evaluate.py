@@ -39,4 +39,4 @@ def evaluate(model: Model, params: Params, buffers: Params, x: Tensor, y: Tensor
     logits = logits_of(model, params, buffers, x)
     with torch.inference_mode():
         loss = torch.nn.functional.cross_entropy(logits, y, reduction="sum")
-        return Judged((logits.argmax(1) == y).numpy(), float(loss))
+        return Judged((logits.argmax(1) == y).cpu().numpy(), float(loss))

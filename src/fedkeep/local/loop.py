@@ -46,7 +46,7 @@ def train(
     """
     session = step.open(state, constants)
     for order in passes(len(y), plan, rng):
-        rows = torch.from_numpy(order)
+        rows = torch.from_numpy(order).to(x.device)
         if double_single:
             rows = doubled(rows, plan.batch_size)
         size = 2 if double_single and plan.batch_size == 1 else plan.batch_size

@@ -19,7 +19,7 @@ def pack(correct: np.ndarray) -> torch.Tensor:
 
 def unpack(bits: torch.Tensor, examples: int) -> np.ndarray:
     """The booleans that `pack` packed."""
-    return np.unpackbits(bits.numpy(), count=examples).astype(bool)
+    return np.unpackbits(bits.cpu().numpy(), count=examples).astype(bool)
 
 
 @dataclass(frozen=True)
