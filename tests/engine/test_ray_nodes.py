@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import torch
 
 import fedkeep as fk
 from engine import ray_programs
-from engine.ray_scene import ADDRESS, Scene, scene, wait_until, why_not
+from engine.ray_scene import ADDRESS, Scene, environment, scene, wait_until, why_not
 from experiment.kill_and_compare import assert_same_run, assert_same_tree
 from fedkeep.experiment.build import prepare, simulation_of
 from fedkeep.experiment.compare import compare
@@ -29,6 +31,7 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(bool(REASON), reason=REASON),
 ]
+EXAMPLES = Path(__file__).parents[2] / "examples" / "ray"
 PROGRAMS = str(Path(ray_programs.__file__))
 SECOND = "127.0.0.2"
 
@@ -161,3 +164,46 @@ def test_a_lost_node_and_a_new_one_change_nothing(nodes: Scene, tmp_path):
         alone.step()
     assert_same_tree(state["params"], alone.state.params)
     assert_same_tree(state["memories"], {str(client): memory for client, memory in alone.memories.items()})
+
+
+SRUN = """#!/bin/sh
+while [ "${1#--}" != "$1" ]; do node=${1#--nodelist=}; shift; done
+[ "$node$1" = secondray ] && set -- "$@" --node-ip-address=127.0.0.2
+exec "$@"
+"""
+
+
+def test_the_script_for_slurm(tmp_path):
+    """With stand-ins for Slurm's commands, in a namespace: both nodes start, the run ends, nothing is left."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    stand_ins = {"srun": SRUN, "scontrol": "#!/bin/sh\necho first\necho second\n"}
+    stand_ins |= {
+        "hostname": "#!/bin/sh\necho 127.0.0.1\n",
+        "activate": f'PATH="{Path(sys.executable).parent}:$PATH"\n',
+    }
+    for name, text in stand_ins.items():
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    slurm = {"SLURM_JOB_NODELIST": "first,second", "SLURM_CPUS_PER_TASK": "1", "SLURM_JOB_ID": "7"}
+    words = ["scaffold", "--limit", "100", "--rounds", "2", "--workers", "2", "--out", str(tmp_path / "run")]
+    with scene() as empty:
+        variables = [f"{name}={value}" for name, value in slurm.items()]
+        variables += [f"PATH={tools}:{os.environ['PATH']}", f"FEDKEEP_VENV={tmp_path}", f"RAY_TMPDIR={empty.folder}"]
+        command = ["env", *variables, "bash", str(EXAMPLES / "slurm.sh"), *words]
+        done = subprocess.run(
+            empty.inside(*command), env=environment(), capture_output=True, text=True, timeout=200, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        wait_until(lambda: not empty.processes(), 30)
+    assert "127.0.0.2" in done.stdout  # the second node has said that it started
+    here = fk.run("scaffold", limit=100, rounds=2, workers=1)
+    there = fk.load_run(tmp_path / "run")
+    assert all(torch.equal(tensor, there.params[name]) for name, tensor in here.params.items())
+
+
+def test_the_file_for_a_cloud_is_one_that_ray_accepts():
+    import yaml
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    validate_config(prepare_config(yaml.safe_load((EXAMPLES / "aws.yaml").read_text())))
