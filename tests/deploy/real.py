@@ -37,7 +37,9 @@ class Real:
 
     def prepare(self, name: str, method: str, options: dict[str, Any] | None = None, **config: Any) -> Config:
         """Make this the experiment of the deployment's app."""
-        chosen = Options(**{"out": str(self.folder / name), "time_limit": 150.0, "start_wait": 150.0, **(options or {})})
+        chosen = Options(
+            **{"out": str(self.folder / name), "time_limit": 150.0, "start_wait": 150.0, **(options or {})}
+        )
         table = to_run_config(Config(method=method, **{**SMALL, **config}), chosen)
         config_of = from_run_config(table)[0]
         path = self.federation.superlink / "app" / "pyproject.toml"

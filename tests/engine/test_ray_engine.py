@@ -275,8 +275,10 @@ def test_an_address_where_nobody_listens_is_refused_at_once():
 
 def test_engine_says_where_and_step_how():
     assert Config(engine="ray", ray_address="auto", step="eager").step == "eager"
-    with pytest.raises(ConfigError, match='engine "eager" is how a step runs; write --step eager'):
-        Config(engine="eager")
+    assert Config(engine="eager") == Config(step="eager") and Config(engine="traced").engine == "auto"
+    assert Config(step="traced").with_options({"engine": "eager"}).step == "eager"
+    with pytest.raises(ConfigError, match='engine "eager" and step "traced" contradict each other'):
+        Config(engine="eager", step="traced")
     with pytest.raises(ConfigError, match=r"ray_address .* without Ray; add --engine ray"):
         Config(ray_address="10.0.0.1:6379")
     with pytest.raises(ConfigError, match=r"device gpu without Ray.*add --engine ray"):

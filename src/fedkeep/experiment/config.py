@@ -25,7 +25,7 @@ CHOICES = {
     "optimizer": ("sgd", "adam"),
     "norm": ("batch", "group"),
     "forgetting": ("off", "cohort", "all"),
-    "engine": ("auto", "ray"),
+    "engine": ("auto", "eager", "traced", "ray"),
     "device": ("cpu", "gpu"),
     "step": ("auto", "eager", "traced"),
     "layout": ("auto", "rows", "channels-last"),
@@ -69,12 +69,14 @@ class Config:
     target: float = _option(
         0.0, "Report how many rounds it takes to this test accuracy (0 to 1); 0 reports none.", same=True
     )
-    engine: str = _option("auto", "Where clients are trained: auto (this machine) or ray (a Ray cluster).", speed=True)
+    engine: str = _option(
+        "auto", "auto, eager, traced: on this machine, with that kind of step; ray: on a Ray cluster.", speed=True
+    )
     ray_address: str = _option(
         "", "With --engine ray: HOST:PORT of a cluster, or auto to find one; without it Ray runs here.", speed=True
     )
     device: str = _option("cpu", "With --engine ray: a worker per core (cpu) or per GPU (gpu).", speed=True)
-    step: str = _option("auto", "How a local step runs: auto, eager or traced.", speed=True)
+    step: str = _option("auto", "How a local step runs, also on Ray: auto, eager or traced.", speed=True)
     layout: str = _option("auto", "Images in memory: rows, channels-last, or auto: the faster, measured.", speed=True)
     workers: int = _option(
         0, "Worker processes; 0 uses all cores (of the cluster), 1 works in this process.", speed=True
@@ -83,10 +85,6 @@ class Config:
 
     def __post_init__(self) -> None:
         _check_types(self)
-        if self.engine in CHOICES["step"][1:]:
-            raise ConfigError(
-                f'engine "{self.engine}" is how a step runs; write --step {self.engine} (in a file: step)'
-            )
         for key, known in CHOICES.items():
             if getattr(self, key) not in known:
                 raise ConfigError(f'{key} "{getattr(self, key)}" is unknown: {nearest(getattr(self, key), known)}')
@@ -105,6 +103,11 @@ class Config:
         if self.model not in models.names():
             raise ConfigError(f'unknown model "{self.model}": {nearest(self.model, models.names())}')
         # written back in canonical form, so that equal experiments have equal files
+        if self.engine in ("eager", "traced"):
+            if self.step not in ("auto", self.engine):
+                raise ConfigError(f'engine "{self.engine}" and step "{self.step}" contradict each other; give one')
+            object.__setattr__(self, "step", self.engine)
+            object.__setattr__(self, "engine", "auto")
         object.__setattr__(self, "method", grammar.name_of(grammar.parse(self.method)))
         object.__setattr__(self, "partition", str(parse_partition(self.partition)))
         if self.clients:
@@ -146,6 +149,8 @@ class Config:
                 raise ConfigError(f'option "{key}": only partition and method have options, e.g. partition.alpha')
         if plain.get("engine", "ray") != "ray":
             plain = {"ray_address": "", "device": "cpu", **plain}  # those of a file or an earlier run are of no use
+        if plain.get("engine") in ("eager", "traced"):
+            plain = {"step": plain["engine"], **plain}
         return replace(self, **plain)
 
     def to_toml(self) -> str:
