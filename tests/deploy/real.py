@@ -38,7 +38,7 @@ class Real:
     def prepare(self, name: str, method: str, options: dict[str, Any] | None = None, **config: Any) -> Config:
         """Make this the experiment of the deployment's app."""
         chosen = Options(
-            **{"out": str(self.folder / name), "time_limit": 150.0, "start_wait": 150.0, **(options or {})}
+            **{"out": str(self.folder / name), "time_limit": 300.0, "start_wait": 300.0, **(options or {})}
         )
         table = to_run_config(Config(method=method, **{**SMALL, **config}), chosen)
         config_of = from_run_config(table)[0]
@@ -50,7 +50,7 @@ class Real:
 
     def run(self, name: str, method: str, options: dict[str, Any] | None = None, **config: Any) -> tuple[Run, Config]:
         config_of = self.prepare(name, method, options, **config)
-        failed = self.federation.run(self.lines.append, 400)
+        failed = self.federation.run(self.lines.append, 800)
         assert not failed, failed
         return load_run(self.folder / name), config_of
 
