@@ -23,7 +23,8 @@ from fedkeep.deploy.options import MISSING, TYPES, Options
 from fedkeep.errors import ConfigError
 from fedkeep.experiment import Config
 
-CONFIG = tuple(name for name in FIELDS if name not in ("workers", "checkpoint_every"))
+SIMULATED = ("workers", "checkpoint_every", "engine", "ray_address", "device")  # of no use over a network
+CONFIG = tuple(name for name in FIELDS if name not in SIMULATED)
 DEPLOYMENT = {item.name: item for item in fields(Options) if item.name not in ("out", "command")}
 LOCAL_CLIENTS = 4  # each is a program of its own, so fewer than in a simulation
 
