@@ -16,10 +16,8 @@ import numpy as np
 from torch import Tensor
 
 from fedkeep.calls import format_call
+from fedkeep.memories import Memory as Memory
 from fedkeep.tree import Params, Slots, scale, weighted_sum
-
-Memory = dict[str, Slots]
-"""What one client keeps between its rounds: slots by the name of the mechanism."""
 
 
 class Part:
@@ -239,9 +237,13 @@ class Aggregator(Part):
         total = sum(raw)
         return [value / total for value in raw]
 
+    def factor(self, facts: Facts) -> float:
+        """Streaming: what this client's change is multiplied by in the sum."""
+        return self.raw_weight(facts)
+
     def contribution(self, update: Update) -> Params:
         """Streaming: what this client adds to the sum, as new tensors (sums are written into them)."""
-        return scale(update.delta, self.raw_weight(update.facts))
+        return scale(update.delta, self.factor(update.facts))
 
     def finish(self, total: Params, facts: Sequence[Facts]) -> Params:
         """Streaming: the change of the global model from the sum of contributions."""

@@ -22,9 +22,21 @@ from fedkeep.local.fisher import diagonal_fisher
 from fedkeep.local.loop import train
 from fedkeep.local.step import Constants, EagerStep, LocalState, Session, Step, StepRecipe
 from fedkeep.local.traced import TracedStep
-from fedkeep.method import Answers, Facts, Finish, LocalContext, LocalResult, Memory, Method, Plan, Probe, Update
+from fedkeep.method import (
+    Aggregator,
+    Answers,
+    Facts,
+    Finish,
+    LocalContext,
+    LocalResult,
+    Memory,
+    Method,
+    Plan,
+    Probe,
+    Update,
+)
 from fedkeep.model import Model, laid_out, mean_buffers, row_major, settle_buffers, weigh_buffers
-from fedkeep.tree import Params, Slots, add, add_into, finite, nbytes, scale, sub
+from fedkeep.tree import Params, Slots, add, add_into, finite, nbytes, scale, scale_in_place, sub
 
 BLOCKS_PER_WORKER = 4  # so that no worker waits long for the last one
 
@@ -112,6 +124,7 @@ class Bundle:
     buffers: Params = field(default_factory=dict)  # streaming: the weighted sum of buffers
     uploads: Mapping[str, Slots] = field(default_factory=dict)  # streaming: the sum of uploads
     updates: tuple[Update, ...] = ()  # not streaming: the updates themselves
+    uploads_ours: bool = False  # nobody else has `uploads`: sums may be written into them, as into `total`, `buffers`
 
     @property
     def usable(self) -> tuple[Facts, ...]:
@@ -265,19 +278,26 @@ range(16, 18), range(18, 20)]
     return [range(first, min(first + size, count)) for first in range(0, count, size)]
 
 
-def collect(method: Method, updates: Iterable[Update]) -> Bundle:
-    """Add up the updates of one group, in order, leaving out what is not finite."""
-    return merge(method, (_single(method, update) for update in updates))
+def collect(method: Method, updates: Iterable[Update], consume: bool = False) -> Bundle:
+    """Add up the updates of one group, in order, leaving out what is not finite.
+
+    `consume`: nobody needs the updates afterwards, so that sums may be made in their place.
+    """
+    return merge(method, (_single(method, update, consume) for update in updates))
 
 
-def _single(method: Method, update: Update) -> Bundle:
+def _single(method: Method, update: Update, consume: bool) -> Bundle:
+    aggregate = method.aggregate
     if not update.facts.finite:
         return Bundle((update.facts,))
-    if not method.aggregate.streaming:
+    if not aggregate.streaming:
         return Bundle((update.facts,), updates=(update,))
-    weight = method.aggregate.raw_weight(update.facts)
-    buffers = weigh_buffers(update.buffers, weight)
-    return Bundle((update.facts,), method.aggregate.contribution(update), buffers, update.uploads)
+    if consume and type(aggregate).contribution is Aggregator.contribution:
+        total = scale_in_place(update.delta, aggregate.factor(update.facts))
+    else:
+        total = aggregate.contribution(update)
+    buffers = weigh_buffers(update.buffers, aggregate.raw_weight(update.facts))
+    return Bundle((update.facts,), total, buffers, update.uploads)
 
 
 def merge(method: Method, bundles: Iterable[Bundle]) -> Bundle:
@@ -299,20 +319,20 @@ def merge(method: Method, bundles: Iterable[Bundle]) -> Bundle:
 
 
 def _pair(a: Bundle, b: Bundle) -> Bundle:
+    """a + b, written into a; uploads into whichever are ours (a sum of two does not depend on their order)."""
     facts = a.facts + b.facts
     if not a.usable or not b.usable:
         return replace(a if a.usable else b, facts=facts)
-    return Bundle(
-        facts,
-        add_into(a.total, b.total),
-        add(a.buffers, b.buffers),
-        _add_slots(a.uploads, b.uploads),
-        a.updates + b.updates,
-    )
+    total, buffers = add_into(a.total, b.total), add_into(a.buffers, b.buffers)
+    into, other = (a, b) if a.uploads_ours or not b.uploads_ours else (b, a)
+    uploads = _add_slots(into.uploads, other.uploads, add_into if into.uploads_ours else add)
+    return Bundle(facts, total, buffers, uploads, a.updates + b.updates, uploads_ours=True)
 
 
-def _add_slots(a: Mapping[str, Slots], b: Mapping[str, Slots]) -> dict[str, Slots]:
-    return {name: {slot: add(tree, b[name][slot]) for slot, tree in slots.items()} for name, slots in a.items()}
+def _add_slots(
+    a: Mapping[str, Slots], b: Mapping[str, Slots], plus: Callable[[Params, Params], Params] = add
+) -> dict[str, Slots]:
+    return {name: {slot: plus(tree, b[name][slot]) for slot, tree in slots.items()} for name, slots in a.items()}
 
 
 def ask(

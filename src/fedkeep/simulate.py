@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import MutableMapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
+from fedkeep.data.availability import Availability
 from fedkeep.data.population import Population
-from fedkeep.data.sampling import cohort
-from fedkeep.engine.base import Engine, GroupResult
+from fedkeep.engine.base import Engine
 from fedkeep.mechanisms import ForgettingEvents
-from fedkeep.method import Answers, Memory, Method
+from fedkeep.memories import Memories
+from fedkeep.method import Answers, Facts, Method
 from fedkeep.metrics.measure import Measured, measure
 from fedkeep.rng import stream
-from fedkeep.rounds import ServerState, ask, broadcast_of, groups, merge, probe_model, server_round
+from fedkeep.rounds import Broadcast, Bundle, ServerState, ask, broadcast_of, groups, merge, probe_model, server_round
 
 Forgetting = Literal["off", "cohort", "all"]
+PANEL = 1000  # clients on whose examples every global model is judged, where there are more
 
 
 @dataclass(frozen=True)
@@ -29,12 +31,14 @@ class RoundRecord:
     cohort: tuple[int, ...]
     accuracy: float  # of the new global model on the test examples; nan in rounds that were not judged
     loss: float
-    validation_accuracy: float  # on the union of what clients hold out; nan if nobody holds anything out
+    validation_accuracy: float  # on what the clients of the panel hold out; nan if nobody holds anything out
     seconds: float
     bytes_up: int
     bytes_down: int
     left_out: tuple[int, ...]  # clients whose update was not finite
     measured: Measured | None = None
+    dropped: tuple[int, ...] = ()  # clients of the cohort that sent nothing back in time
+    slow: tuple[int, ...] = ()  # clients of the cohort that did a part of their work
 
     def row(self) -> dict[str, float]:
         """The record as one row of plain numbers."""
@@ -49,6 +53,8 @@ class RoundRecord:
             "bytes_down": self.bytes_down,
             "clients": len(self.cohort),
             "left_out": len(self.left_out),
+            "dropped": len(self.dropped),
+            "slow": len(self.slow),
             **summary,
         }
 
@@ -60,9 +66,52 @@ def with_meter(method: Method, forgetting: Forgetting) -> Method:
     return replace(method, mechanisms=(*method.mechanisms, ForgettingEvents()))
 
 
+@dataclass(frozen=True)
+class _Cohort:
+    """Who is chosen in a round, and how much of the work each does."""
+
+    chosen: np.ndarray
+    work: np.ndarray
+
+    @property
+    def present(self) -> np.ndarray:
+        """Those whose update comes back."""
+        return self.chosen[self.work > 0]
+
+    @property
+    def dropped(self) -> tuple[int, ...]:
+        return tuple(self.chosen[self.work == 0].tolist())
+
+    @property
+    def slow(self) -> tuple[int, ...]:
+        return tuple(self.chosen[(self.work > 0) & (self.work < 1)].tolist())
+
+
+@dataclass(frozen=True)
+class _Judging:
+    """The rows on which models are judged in a round: those of the panel, then those of the cohort's other clients."""
+
+    rows: np.ndarray
+    owners: np.ndarray
+    fixed: int  # so many are the panel's
+    probed: np.ndarray  # positions of the rows on which local models are tried
+
+
+@dataclass
+class _Arrived:
+    """What is kept of the clients' results when their models have been added up."""
+
+    facts: list[Facts] = field(default_factory=list)
+    correct: dict[int, np.ndarray] = field(default_factory=dict)
+
+
 @dataclass
 class Simulation:
-    """A federation in one process. `step()` runs one round; state, memories and records are plain values."""
+    """A federation in one process. `step()` runs one round; state, memories and records are plain values.
+
+    Models are added up as they arrive. Every global model is judged on the examples of the same `panel` clients
+    (0: of everyone), in rounds with forgetting on those of the cohort as well.
+    """
 
     method: Method
     population: Population
@@ -73,59 +122,81 @@ class Simulation:
     forgetting: Forgetting = "cohort"
     judge_every: int = 1
     rounds: int | None = None  # the last round is always judged
-    memories: MutableMapping[int, Memory] = field(default_factory=dict)
-    _before: np.ndarray | None = None  # who was right before the round, over all judged rows
+    memories: Memories = field(default_factory=Memories)
+    availability: Availability = field(default_factory=Availability)
+    panel: int = PANEL
+    _before: np.ndarray | None = None  # who was right before the round, over the rows of the panel
 
     def __post_init__(self) -> None:
-        everyone = np.arange(len(self.population))
-        self._rows, self._owners = self.population.judging_rows(everyone)
-        self._labels = self.population.y.numpy()[self._rows]
+        panel = self.population.panel(self.panel, self.seed)
+        self._panel = _Judging(*self.population.judging_rows(panel), 0, np.zeros(0, np.int64))
         # where nobody holds anything out, training examples would stand in: not worth it unless forgetting is measured
-        self._judges_clients = self.forgetting != "off" or bool(self.population.held_out.sizes.any())
+        self._judges_clients = self.forgetting != "off" or self.population.holds_out(panel)
 
     def step(self) -> RoundRecord:
-        """Run one round."""
-        started = time.perf_counter()
-        number = self.state.round + 1
-        chosen = cohort(self.seed, number, len(self.population), self.cohort_size)
+        """Run one round; if that fails, everything is as it was before."""
+        before = self.state, self._before
+        self.memories.begin(self.state.round + 1)
+        try:
+            return self._round(time.perf_counter(), self.state.round + 1)
+        except BaseException:
+            self.state, self._before = before
+            self.memories.undo()
+            raise
+
+    def _round(self, started: float, number: int) -> RoundRecord:
+        cohort = self._cohort(number)
+        judging = self._judging(cohort.present)
         broadcast = broadcast_of(self.state)
-        probed = self._probed(chosen)
-        if self.forgetting != "off" and self._before is None:
-            self._before = self._judge_clients()
-        results = self._train(broadcast, chosen, self._rows[probed])
-        bundle = merge(self.method, (result.bundle for result in results))
-        answers = self._ask(bundle)
-        self.state = server_round(self.method, self.state, bundle, len(self.population), answers)
-        for result in results:
-            self.memories.update(result.memories)
+        before = self._before_round(judging) if self.forgetting != "off" else None
+        arrived = _Arrived()
+        bundle = merge(self.method, self._train(broadcast, cohort.present, judging, arrived))
+        self.state = self._next_state(bundle, number)
         due = number == self.rounds or bool(self.judge_every and number % self.judge_every == 0)
-        after = self._judge_clients() if self._judges_clients else np.zeros(0, dtype=bool)
-        measured = self._measure(number, probed, results, after) if self.forgetting != "off" else None
-        self._before = after
+        after = self._judge(judging) if self._judges_clients else np.zeros(0, dtype=bool)
+        self._before = after[: judging.fixed]
         accuracy, loss = self._judge_test() if due else (float("nan"), float("nan"))
         return RoundRecord(
             round=number,
-            cohort=tuple(int(k) for k in chosen),
+            cohort=tuple(int(k) for k in cohort.chosen),
             accuracy=accuracy,
             loss=loss,
-            validation_accuracy=float(after.mean()) if len(after) else float("nan"),
+            validation_accuracy=float(self._before.mean()) if len(self._before) else float("nan"),
             seconds=time.perf_counter() - started,
             bytes_up=sum(fact.bytes_up for fact in bundle.facts),
-            bytes_down=broadcast.nbytes * len(chosen),
+            bytes_down=broadcast.nbytes * len(cohort.chosen),
             left_out=tuple(fact.client for fact in bundle.facts if not fact.finite),
-            measured=measured,
+            measured=None if before is None else self._measure(number, judging, arrived, before, after),
+            dropped=cohort.dropped,
+            slow=cohort.slow,
         )
 
     def close(self) -> None:
         """End what the engine started."""
         self.engine.close()
 
-    def _train(self, broadcast, chosen: np.ndarray, rows: np.ndarray) -> list[GroupResult]:
-        clients = [[int(chosen[p]) for p in group] for group in groups(len(chosen), self.engine.workers)]
-        known = {int(k): self.memories[int(k)] for k in chosen if int(k) in self.memories}
-        return list(self.engine.train(broadcast, clients, known, rows))
+    def _cohort(self, number: int) -> _Cohort:
+        chosen = self.availability.cohort(self.seed, number, len(self.population), self.cohort_size)
+        work = [self.availability.work(self.seed, number, int(client)) for client in chosen]
+        return _Cohort(chosen, np.array(work, dtype=float))
 
-    def _ask(self, bundle) -> Answers | None:
+    def _train(
+        self, broadcast: Broadcast, present: np.ndarray, judging: _Judging, arrived: _Arrived
+    ) -> Iterator[Bundle]:
+        """The clients' updates as they arrive; memories go where memories are kept, models are not held."""
+        clients = [[int(present[p]) for p in group] for group in groups(len(present), self.engine.workers)]
+        for result in self.engine.train(broadcast, clients, self.memories, judging.rows[judging.probed]):
+            self.memories.update(result.memories)
+            arrived.correct.update(result.correct)
+            arrived.facts.extend(result.bundle.facts)
+            yield result.bundle
+
+    def _next_state(self, bundle: Bundle, number: int) -> ServerState:
+        if not bundle.facts:  # nobody was there
+            return replace(self.state, round=number)
+        return server_round(self.method, self.state, bundle, len(self.population), self._ask(bundle))
+
+    def _ask(self, bundle: Bundle) -> Answers | None:
         """The second exchange with the clients, where the aggregation wants one."""
         rng = stream(self.seed, "probe", self.state.round + 1)
         probe = ask(self.method, self.state, bundle, range(len(self.population)), rng)
@@ -134,32 +205,48 @@ class Simulation:
         models = [probe_model(self.state, probe, index) for index in range(len(probe.deltas))]
         return Answers(probe, self.engine.score(models, probe.evaluators))
 
-    def _probed(self, chosen: np.ndarray) -> np.ndarray:
-        """Which of the judged rows every local model is tried on."""
+    def _judging(self, present: np.ndarray) -> _Judging:
+        panel = self._panel
+        others = np.setdiff1d(present, panel.owners) if self.forgetting != "off" else present[:0]
+        more, owners = self.population.judging_rows(others)
+        rows, owners = np.concatenate([panel.rows, more]), np.concatenate([panel.owners, owners])
         if self.forgetting == "all":
-            return np.arange(len(self._rows))
-        return np.flatnonzero(np.isin(self._owners, chosen)) if self.forgetting == "cohort" else np.zeros(0, np.int64)
+            probed = np.arange(len(rows))
+        else:
+            cohort = self.forgetting == "cohort"
+            probed = np.flatnonzero(np.isin(owners, present)) if cohort else np.zeros(0, np.int64)
+        return _Judging(rows, owners, len(panel.rows), probed)
 
-    def _judge_clients(self) -> np.ndarray:
-        return self.engine.judge(self.state.params, self.state.buffers, "train", self._rows).correct
+    def _before_round(self, judging: _Judging) -> np.ndarray:
+        """Who is right before the round; of the panel that is known from the round before."""
+        if self._before is None or len(self._before) != judging.fixed:
+            return self._judge(judging)
+        return np.concatenate([self._before, self._right(judging.rows[judging.fixed :])])
+
+    def _judge(self, judging: _Judging) -> np.ndarray:
+        # the panel on its own: how rows are cut into batches must not depend on the cohort
+        return np.concatenate([self._right(judging.rows[: judging.fixed]), self._right(judging.rows[judging.fixed :])])
+
+    def _right(self, rows: np.ndarray) -> np.ndarray:
+        if not len(rows):
+            return np.zeros(0, dtype=bool)
+        return self.engine.judge(self.state.params, self.state.buffers, "train", rows).correct
 
     def _judge_test(self) -> tuple[float, float]:
         judged = self.engine.judge(self.state.params, self.state.buffers, "test")
         return judged.accuracy, judged.loss / max(1, len(judged.correct))
 
-    def _measure(self, number: int, probed: np.ndarray, results: list[GroupResult], after: np.ndarray) -> Measured:
-        local = {client: correct for result in results for client, correct in result.correct.items()}
-        facts = [fact for result in results for fact in result.bundle.facts]
-        forgettable = {f.client: f.numbers["forgettable"] for f in facts if "forgettable" in f.numbers}
-        assert self._before is not None
+    def _measure(
+        self, number: int, judging: _Judging, arrived: _Arrived, before: np.ndarray, after: np.ndarray
+    ) -> Measured:
         return measure(
             number,
-            self._labels,
-            self._owners,
+            self.population.y.numpy()[judging.rows],
+            judging.owners,
             self.population.classes,
-            self._before,
-            local,
+            before,
+            arrived.correct,
             after,
-            forgettable,
-            probed,
+            {f.client: f.numbers["forgettable"] for f in arrived.facts if "forgettable" in f.numbers},
+            judging.probed,
         )

@@ -41,7 +41,7 @@ def add(a: Params, b: Params) -> Params:
 
 
 def add_into(a: Params, b: Params) -> Params:
-    """a + b, written into a"""
+    """a + b, written into a: no new memory, which costs more than the sum"""
     return map_(torch.Tensor.add_, a, b)
 
 
@@ -67,6 +67,11 @@ def add_scaled(a: Params, b: Params, factor: float) -> Params:
     tensor([3., 3.])
     """
     return map_(lambda x, y: torch.add(x, y, alpha=factor), a, b)
+
+
+def scale_in_place(tree: Params, factor: float) -> Params:
+    """tree *= factor, in place"""
+    return {name: tensor.mul_(factor) for name, tensor in tree.items()}
 
 
 def zeros_like(tree: Params) -> Params:

@@ -73,7 +73,7 @@ def test_a_damaged_checkpoint_goes_back_one_and_the_clients_with_it(tmp_path):
 
 def controls(deployment, run):
     """SCAFFOLD's control variates as the clients keep them, and the server's."""
-    from fedkeep.deploy.store import Store
+    from fedkeep.store import Store
 
     experiment = json.loads((run.directory / "about.json").read_text())["deployment"]["experiment"]
     stores = [Store.of(deployment.grid.store, experiment, name) for name in deployment.grid.names]

@@ -17,6 +17,7 @@ from fedkeep import packing
 from fedkeep.experiment.config import Config
 from fedkeep.experiment.rundir import RunDirectory
 from fedkeep.experiment.tables import TABLES
+from fedkeep.memories import Memories
 
 METHODS = ("scaffold+wsm", "fedwavg(alpha=0.3)", "importance(lam=10)@adam(lr=0.01)", "fednova@momentum")
 
@@ -41,7 +42,11 @@ def keep_last_state(monkeypatch) -> None:
 
     def finish_and_keep(self: RunDirectory, *arguments: Any) -> None:
         last = self.segments.folders()[-1] / "state.safetensors"
-        side(self.path).write_bytes(last.read_bytes())
+        state, meta = packing.from_bytes(last.read_bytes(), "state")
+        memories = Memories(0, self.memories)
+        memories.load(state["remembered"], meta["round"])
+        state["memories"] = {str(client): memory for client, memory in memories.items()}
+        side(self.path).write_bytes(packing.to_bytes(state, meta))
         finish(self, *arguments)
 
     monkeypatch.setattr(RunDirectory, "finish", finish_and_keep)

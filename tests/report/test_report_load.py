@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedkeep.errors import RunError
-from fedkeep.experiment.files import digest, read_sums, write_sums
+from fedkeep.files import digest, read_sums, write_sums
 from fedkeep.report.load import load_runs, read_run, spread
 from fedkeep.report.series import load_report
 

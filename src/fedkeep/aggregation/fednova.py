@@ -32,8 +32,8 @@ class FedNova(Aggregator):
                 stacklevel=2,
             )
 
-    def contribution(self, update):
-        return scale(update.delta, self.raw_weight(update.facts) / update.facts.effort)
+    def factor(self, facts):
+        return self.raw_weight(facts) / facts.effort
 
     def finish(self, total, facts):
         examples = sum(self.raw_weight(fact) for fact in facts)

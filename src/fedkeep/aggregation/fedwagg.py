@@ -61,9 +61,9 @@ class FedWAgg(Aggregator):
         shares = [_shares(updates, group) for group in members]
         deltas = [weighted_sum((updates[k].delta for k in g), s) for g, s in zip(members, shares, strict=True)]
         buffers = [mean_buffers([updates[k].buffers for k in g], s) for g, s in zip(members, shares, strict=True)]
-        ids = np.asarray(available)
-        wanted = [min(self.evaluators or len(group), len(ids)) for group in members]
-        drawn = [rng.choice(ids, size=size, replace=False).tolist() for size in wanted]
+        wanted = [min(self.evaluators or len(group), len(available)) for group in members]
+        # by position: `available` may be a range of a million
+        drawn = [[int(available[p]) for p in rng.choice(len(available), size, replace=False)] for size in wanted]
         return Probe(deltas, buffers, drawn, state=(members, shares))
 
     def weights(self, updates, answers=None):

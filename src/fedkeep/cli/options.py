@@ -15,8 +15,9 @@ from fedkeep.errors import ConfigError
 from fedkeep.experiment.config import CHOICES, HINTS, Config, read_toml
 
 PANELS = {
-    "Data": ("data", "data_root", "limit", "partition", "clients", "validation"),
-    "Federation": ("method", "fraction", "rounds", "seed"),
+    "Data": ("data", "data_root", "limit", "partition", "clients", "population", "samples", "validation"),
+    "Federation": ("method", "fraction", "cohort", "rounds", "seed"),
+    "Clients that fail": ("online", "dropout", "slow", "slow_work"),
     "Local training": (
         "local_epochs",
         "local_steps",
@@ -27,8 +28,18 @@ PANELS = {
         "optimizer",
     ),
     "Model": ("model", "norm", "freeze"),
-    "Measuring": ("forgetting", "judge_every", "target"),
-    "Speed": ("engine", "ray_address", "device", "workers", "step", "layout", "checkpoint_every"),
+    "Measuring": ("forgetting", "panel", "judge_every", "target"),
+    "Speed and memory": (
+        "engine",
+        "ray_address",
+        "device",
+        "workers",
+        "step",
+        "layout",
+        "checkpoint_every",
+        "cache_mb",
+        "memory_gb",
+    ),
 }
 FIELDS: dict[str, Field] = {item.name: item for item in fields(Config)}
 SPEED = tuple(name for name, item in FIELDS.items() if item.metadata.get("speed"))

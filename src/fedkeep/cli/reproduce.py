@@ -14,8 +14,8 @@ from fedkeep.cli.console import duration, errors, note, output, print_json, tabl
 from fedkeep.cli.progress import Runs
 from fedkeep.cli.run import INTERRUPTED
 from fedkeep.errors import ConfigError, DataError
-from fedkeep.experiment.files import write_whole
 from fedkeep.experiment.jobs import Job
+from fedkeep.files import write_whole
 from fedkeep.papers.cells import Table
 from fedkeep.papers.checks import RIGHT
 from fedkeep.papers.pages import cell_text

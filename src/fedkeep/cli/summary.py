@@ -9,7 +9,6 @@ from typing import Any
 from rich.text import Text
 
 from fedkeep.cli.console import duration, note, output, print_json, size, table
-from fedkeep.data import cohort_size
 from fedkeep.experiment import Config, Run
 from fedkeep.experiment.summary import LAST
 from fedkeep.report import text_summary
@@ -18,9 +17,9 @@ from fedkeep.report import text_summary
 def headline(config: Config) -> str:
     """A run in one line."""
     if config.clients:
-        clients = f"{cohort_size(config.clients, config.fraction)} of {config.clients} clients"
+        clients = f"{config.cohort_of(config.clients)} of {config.clients} clients"
     else:
-        clients = f"{config.fraction:.0%} of the clients"
+        clients = f"{config.cohort or format(config.fraction, '.0%')} of the clients"
     return f"{config.method} on {config.data}, {config.partition}: {config.rounds} rounds, {clients} in each"
 
 

@@ -168,21 +168,37 @@ def split_validation(partition: Partition, fraction: float, seed: int) -> tuple[
     client=k), so that it does not depend on who else there is. Too few samples: its validation part is empty.
     The training part is never emptied.
     """
-    if not 0 <= fraction < 1:
-        raise ConfigError(f"validation fraction {fraction!r} is outside [0, 1); 0.1 holds out a tenth of each client")
-    sizes = partition.sizes
-    # 1e-9: 0.29 * 100 is 28.999999999999996 in floating point and means 29
-    held = np.minimum(np.floor(sizes * fraction + 1e-9).astype(np.int64), np.maximum(sizes - 1, 0))
     chosen = np.zeros(len(partition.index), dtype=bool)
-    for client in np.flatnonzero(held):
-        generator = stream(seed, "validation", client=int(client))
-        drawn = generator.choice(int(sizes[client]), int(held[client]), replace=False, shuffle=False)
-        chosen[partition.offsets[client] + drawn] = True
-    kept = np.concatenate([[0], np.cumsum(sizes - held)])
+    held = np.zeros(len(partition), dtype=np.int64)
+    for client, size in enumerate(partition.sizes.tolist()):
+        mask = held_out(size, fraction, seed, client)
+        if mask is not None:
+            chosen[partition.offsets[client] : partition.offsets[client + 1]] = mask
+            held[client] = mask.sum()
+    kept = np.concatenate([[0], np.cumsum(partition.sizes - held)])
     return (
         Partition(partition.index[~chosen], kept),
         Partition(partition.index[chosen], np.concatenate([[0], np.cumsum(held)])),
     )
+
+
+def held_out(size: int, fraction: float, seed: int, client: int) -> NDArray[np.bool_] | None:
+    """Which of a client's `size` samples it holds out; None where that is none of them. See `split_validation`."""
+    checked_fraction(fraction)
+    # 1e-9: 0.29 * 100 is 28.999999999999996 in floating point and means 29
+    held = min(math.floor(size * fraction + 1e-9), size - 1)
+    if held <= 0:
+        return None
+    mask = np.zeros(size, dtype=bool)
+    mask[stream(seed, "validation", client=client).choice(size, held, replace=False, shuffle=False)] = True
+    return mask
+
+
+def checked_fraction(fraction: float) -> float:
+    """A share to hold out."""
+    if not 0 <= fraction < 1:
+        raise ConfigError(f"validation fraction {fraction!r} is outside [0, 1); 0.1 holds out a tenth of each client")
+    return fraction
 
 
 def largest_remainder(shares: ArrayLike, total: int) -> Integers:

@@ -19,7 +19,6 @@ from fedkeep.deploy.answers import Counts, Greeting, put_counts, put_greeting, p
 from fedkeep.deploy.options import from_run_config
 from fedkeep.deploy.privacy import clipped
 from fedkeep.deploy.scene import ClientScene, client_scene
-from fedkeep.deploy.store import Store
 from fedkeep.deploy.wire import WireError, config_of, whole
 from fedkeep.errors import ConfigError
 from fedkeep.local.evaluate import evaluate
@@ -28,6 +27,7 @@ from fedkeep.method import Memory
 from fedkeep.metrics.forgetting import decompose_by
 from fedkeep.rng import stream
 from fedkeep.rounds import ClientData, client_round
+from fedkeep.store import Store
 from fedkeep.tree import Params
 
 KEPT = 2  # versions of its memory a client keeps besides the newest: the server may go back to an earlier checkpoint

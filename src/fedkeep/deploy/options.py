@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, get_type_hints
 
+from fedkeep.data.availability import Availability
 from fedkeep.deploy import encoding
 from fedkeep.errors import ConfigError, nearest
 from fedkeep.experiment.config import HINTS, Config
@@ -156,4 +157,6 @@ def deployed(config: Config, options: Options) -> Config:
         changes |= {"data": OWN + options.load, "partition": "natural", "limit": 0}
     if not config.clients:
         raise ConfigError("clients=0: a deployment has a fixed number of clients; give it with --clients")
+    if config.availability != Availability(slow_work=config.slow_work):
+        raise ConfigError("online, dropout and slow are for simulations: in a deployment clients fail by themselves")
     return replace(config, **changes)

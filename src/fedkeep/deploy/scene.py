@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from fedkeep import grammar, models
-from fedkeep.data import cohort_size
 from fedkeep.data.partition import Partition
 from fedkeep.data.population import Population
 from fedkeep.deploy.options import Options
@@ -93,7 +92,7 @@ def server_scene(config: Config, options: Options) -> ServerScene:
         return ServerScene(
             config, options, method_of(config), prepared.model, classes, prepared.cohort_size, test, labels, shape
         )
-    size = cohort_size(config.clients, config.fraction)
+    size = config.cohort_of(config.clients)
     check(grammar.parse(config.method), config.plan, size)
     test = None
     if options.test:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,7 +25,8 @@ from fedkeep.deploy.start import start_of
 from fedkeep.deploy.wire import WireError
 from fedkeep.errors import RunError
 from fedkeep.local.evaluate import evaluate
-from fedkeep.method import Answers, Memory, Probe, Update
+from fedkeep.memories import Memories
+from fedkeep.method import Answers, Probe, Update
 from fedkeep.metrics.measure import Measured
 from fedkeep.rng import stream
 from fedkeep.rounds import (
@@ -69,7 +70,7 @@ class NetworkFederation:
     exchange: Exchange
     experiment: str = field(default_factory=lambda: secrets.token_hex(8))
     noise: np.random.Generator = field(default_factory=unpredictable)
-    memories: MutableMapping[int, Memory] = field(default_factory=dict)
+    memories: Memories = field(default_factory=Memories)
     _down: int = 0
     _judges: set[int] = field(default_factory=set)  # clients that have judged the model before this round
     _settled: bool = False

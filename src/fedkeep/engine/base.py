@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeep.data.availability import Availability
 from fedkeep.data.population import Population
 from fedkeep.local.evaluate import Judged, evaluate
 from fedkeep.method import Memory, Update
@@ -68,6 +69,7 @@ class Bench:
     population: Population
     test: tuple[Tensor, Tensor]
     seed: int
+    availability: Availability = field(default_factory=Availability)
 
     def client_data(self, client: int) -> ClientData:
         x, y = self.population.examples(client)
@@ -81,16 +83,27 @@ class Bench:
         correct: dict[int, np.ndarray] = {}
         probed = self._rows("train", rows) if len(rows) else None
 
-        def trained(client: int) -> Update:
-            rng = stream(self.seed, "client", broadcast.round, client)
-            outcome = client_round(self.trainer, broadcast, self.client_data(client), memories.get(client), client, rng)
-            kept[client] = outcome.memory
-            if probed is not None:
-                judged = evaluate(self.trainer.model, outcome.params, outcome.buffers, *probed)
-                correct[client] = judged.correct
-            return outcome.update
+        def updates() -> Iterator[Update]:
+            for client in clients:
+                rng = stream(self.seed, "client", broadcast.round, client)
+                data = self.client_data(client)
+                trainer = self._trainer(broadcast.round, client, len(data.y))
+                outcome = client_round(trainer, broadcast, data, memories.get(client), client, rng)
+                kept[client] = outcome.memory
+                if probed is not None:
+                    judged = evaluate(self.trainer.model, outcome.params, outcome.buffers, *probed)
+                    correct[client] = judged.correct
+                yield outcome.update
 
-        return GroupResult(collect(self.trainer.method, map(trained, clients)), kept, correct)
+        return GroupResult(collect(self.trainer.method, updates(), consume=True), kept, correct)
+
+    def _trainer(self, round: int, client: int, examples: int) -> Trainer:
+        """What the client trains with; a slow one takes a share of the local steps, at least one."""
+        work = self.availability.work(self.seed, round, client)
+        if work == 1:
+            return self.trainer
+        plan = self.trainer.plan
+        return replace(self.trainer, plan=replace(plan, steps=max(1, int(work * plan.local_steps(examples)))))
 
     def judge(self, params: Params, buffers: Params, pool: str, rows: np.ndarray) -> Judged:
         return evaluate(self.trainer.model, params, buffers, *self._rows(pool, rows))

@@ -13,9 +13,10 @@ import signal
 import sys
 import traceback
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -30,15 +31,16 @@ from fedkeep.method import Memory, Update
 from fedkeep.rounds import Broadcast, Bundle
 
 TRIES = 3  # how often one piece of work may cost a worker its life
+AHEAD = 4  # pieces of work for each worker that may be done before their turn, and are held until it comes
 
 
 @dataclass(frozen=True)
 class Work:
-    """A piece of work: its kind, plain arguments, and tensors that only this worker needs."""
+    """A piece of work: its kind, plain arguments, and what gives the tensors that only this worker needs."""
 
     kind: str
     arguments: tuple[Any, ...]
-    tensors: Mapping[str, Any]
+    tensors: Callable[[], Mapping[str, Any]] = dict
 
 
 @dataclass(frozen=True)
@@ -77,20 +79,20 @@ class WorkerEngine:
         self, broadcast: Broadcast, groups: Sequence[Sequence[int]], memories: Mapping[int, Memory], rows: np.ndarray
     ) -> Iterable[GroupResult]:
         self._publish({"params": broadcast.params, "buffers": broadcast.buffers, "slots": broadcast.slots})
-        work = [
-            Work("train", (broadcast.round, list(g), rows), {str(k): memories[k] for k in g if k in memories})
-            for g in groups
-        ]
-        return self._run(work)
+
+        def remembered(group: Sequence[int]) -> Mapping[str, Any]:
+            return {str(client): memories[client] for client in group if client in memories}
+
+        return self._run([Work("train", (broadcast.round, list(g), rows), partial(remembered, g)) for g in groups])
 
     def judge(self, params, buffers, pool, rows=None) -> Judged:
         self._publish({"params": params, "buffers": buffers})
         chunks = judging_chunks(self.bench, pool, rows)
-        return joined(list(self._run([Work("judge", (pool, chunk), {}) for chunk in chunks])))
+        return joined(list(self._run([Work("judge", (pool, chunk)) for chunk in chunks])))
 
     def score(self, models: Models, evaluators: Sequence[Sequence[int]]) -> list[list[float]]:
         self._publish({str(i): {"params": p, "buffers": b} for i, (p, b) in enumerate(models)})
-        work = [Work("score", (str(i), client), {}) for i, asked in enumerate(evaluators) for client in asked]
+        work = [Work("score", (str(i), client)) for i, asked in enumerate(evaluators) for client in asked]
         answers = iter(self._run(work))
         return [[next(answers) for _ in asked] for asked in evaluators]
 
@@ -130,24 +132,28 @@ class WorkerEngine:
         tries = [0] * len(work)
         for position in range(len(work)):
             while position not in done:
-                self._hand_out(work, waiting)
+                self._hand_out(work, waiting, position + AHEAD * len(self._workers))
                 self._gather(work, done, waiting, tries)
             yield done.pop(position)
 
-    def _hand_out(self, work: Sequence[Work], waiting: deque[int]) -> None:
-        """Something for every idle worker; and while plenty is left, the next piece for each, so that none waits."""
+    def _hand_out(self, work: Sequence[Work], waiting: deque[int], end: int) -> None:
+        """Something for every idle worker; and while plenty is left, the next piece for each, so that none waits.
+
+        Only pieces before `end`: what is done too early must be held until its turn comes.
+        """
         for worker in self._workers:
-            if waiting and not worker.busy_with:
+            if waiting and waiting[0] < end and not worker.busy_with:
                 self._give(worker, waiting.popleft(), work)
         for worker in self._workers:
-            if len(waiting) > len(self._workers) and len(worker.busy_with) < len(worker.desks):
+            plenty = len(waiting) > len(self._workers) and waiting[0] < end
+            if plenty and len(worker.busy_with) < len(worker.desks):
                 self._give(worker, waiting.popleft(), work)
 
     def _give(self, worker: _Worker, index: int, work: Sequence[Work]) -> None:
         worker.busy_with.append(index)
         item, desk = work[index], worker.given % len(worker.desks)
         worker.given += 1
-        private = worker.desks[desk].inbox.write(item.tensors)
+        private = worker.desks[desk].inbox.write(item.tensors())
         with suppress(BrokenPipeError, ConnectionResetError):  # it died: `_gather` sees the end of the pipe
             worker.pipe.send((item.kind, item.arguments, self._broadcast, desk, private))
 
@@ -202,7 +208,7 @@ def _receive(kind: str, plain: Any, tensors: dict[str, Any]) -> Any:
         Update(fact, one["delta"], one["buffers"], one["uploads"])
         for fact, one in zip(update_facts, own["updates"].values(), strict=True)
     )
-    bundle = Bundle(facts, own["total"], own["buffers"], own["uploads"], updates)
+    bundle = Bundle(facts, own["total"], own["buffers"], own["uploads"], updates, uploads_ours=True)
     return GroupResult(bundle, {int(k): memory for k, memory in own["memories"].items()}, correct)
 
 

@@ -22,9 +22,9 @@ from fedkeep.engine.sealed import Sealed, opened, sealed
 from fedkeep.errors import RunError
 from fedkeep.experiment.build import _load, cores, lend
 from fedkeep.experiment.config import Config
-from fedkeep.experiment.files import SUMS, write_folder_as_it_is, write_whole
 from fedkeep.experiment.jobs import Event, Job, Listener, event_of, perform, run_jobs
-from fedkeep.experiment.rundir import LOCK, RunDirectory
+from fedkeep.experiment.rundir import LOCK, MEMORIES, RunDirectory
+from fedkeep.files import SUMS, write_folder_as_it_is, write_whole
 
 Files = dict[str, bytes]
 """What a run directory holds, by relative path."""
@@ -142,13 +142,16 @@ def read_files(out: Path, known: dict[str, tuple[int, int]] | None = None) -> Fi
 
 
 def place_files(out: Path, files: Files, gone: Sequence[str] = ()) -> None:
-    """Bring a run directory up to date: files, then the checksums that make them count, then whole checkpoints."""
+    """Bring a run directory up to date: files, the checksums that make them count, memories, then whole checkpoints."""
     loose = sorted((name for name in files if "/" not in name), key=lambda name: name == SUMS)
     for name in loose:
         write_whole(out / name, files[name])
     folders: dict[str, Files] = {}
     for name in files:
-        if "/" in name:
+        if name.startswith(MEMORIES):
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            write_whole(out / name, files[name])
+        elif "/" in name:
             folders.setdefault(str(Path(name).parent), {})[Path(name).name] = files[name]
     for folder, inside in sorted(folders.items()):
         write_folder_as_it_is(out / folder, inside)

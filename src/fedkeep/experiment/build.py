@@ -10,10 +10,10 @@ from functools import lru_cache
 import numpy as np
 
 from fedkeep import grammar, models
-from fedkeep.data import Dataset, cohort_size, load
-from fedkeep.data.partition import Partition
+from fedkeep.data import Dataset, load
 from fedkeep.data.partition import parse as parse_partition
-from fedkeep.data.population import Population
+from fedkeep.data.population import LISTED, Holding, Population
+from fedkeep.data.resampled import Resampled
 from fedkeep.engine import Engine, SerialEngine
 from fedkeep.engine.base import Bench
 from fedkeep.engine.layout import channels_last_is_faster, has_convolutions
@@ -24,6 +24,7 @@ from fedkeep.errors import ConfigError
 from fedkeep.experiment.config import Config
 from fedkeep.local.step import EagerStep, Step, StepRecipe
 from fedkeep.local.traced import TracedStep, worth_recording
+from fedkeep.memories import Memories
 from fedkeep.method import Method
 from fedkeep.model import Model
 from fedkeep.rng import stream, torch_seeded
@@ -37,7 +38,7 @@ class Prepared:
 
     config: Config
     dataset: Dataset
-    partition: Partition
+    partition: Holding
     population: Population
     model: Model
     cohort_size: int
@@ -60,21 +61,28 @@ def _load(data: str, root: str, limit: int) -> Dataset:
 def prepare(config: Config) -> Prepared:
     """Load the data, deal it to the clients, build the model; every refusal happens here."""
     dataset = _load(config.data, config.data_root, config.limit)
-    labels = dataset.train_y.numpy()
-    spec = parse_partition(config.partition)
-    partition = spec.build(labels, config.clients or None, config.seed, groups=dataset.groups)
-    if (partition.sizes == 0).any():
-        empty = int((partition.sizes == 0).sum())
-        raise ConfigError(f"partition {spec}: {empty} clients hold no example; use fewer clients")
+    partition = who_holds_what(config, dataset)
     population = Population.of(
         dataset.train_x, dataset.train_y, partition, dataset.classes, config.validation, config.seed
     )
     with torch_seeded(stream(config.seed, "model")):
         module = models.build(config.model, dataset.shape, dataset.classes, config.norm)
     model = Model.of(module, config.frozen)
-    size = cohort_size(len(population), config.fraction)
+    size = config.cohort_of(len(population))
     check(grammar.parse(config.method), config.plan, size)
     return Prepared(config, dataset, partition, population, model, size)
+
+
+def who_holds_what(config: Config, dataset: Dataset) -> Holding:
+    """The examples of each client: dealt out, or drawn by each client of a population."""
+    labels, spec = dataset.train_y.numpy(), parse_partition(config.partition)
+    if config.population:
+        return Resampled(labels, spec, config.samples, config.seed).population(config.population)
+    partition = spec.build(labels, config.clients or None, config.seed, groups=dataset.groups)
+    if (partition.sizes == 0).any():
+        empty = int((partition.sizes == 0).sum())
+        raise ConfigError(f"partition {spec}: {empty} clients hold no example; use fewer clients")
+    return partition
 
 
 def simulation_of(prepared: Prepared, make_engine: Callable[[Bench], Engine] | None = None) -> Simulation:
@@ -84,7 +92,7 @@ def simulation_of(prepared: Prepared, make_engine: Callable[[Bench], Engine] | N
     method = with_meter(grammar.parse(config.method), forgetting)  # type: ignore[arg-type]
     trainer = trainer_for(prepared, method, config.layout == "channels-last")
     test = (prepared.dataset.test_x, prepared.dataset.test_y)
-    bench = Bench(trainer, prepared.population, test, config.seed)
+    bench = Bench(trainer, prepared.population, test, config.seed, config.availability)
     state = begin(method, *prepared.model.initial())
     warm_up(trainer, broadcast_of(state), bench.client_data(0))
     engine = make_engine(bench) if make_engine else SerialEngine(bench)
@@ -98,6 +106,9 @@ def simulation_of(prepared: Prepared, make_engine: Callable[[Bench], Engine] | N
         forgetting=forgetting,  # type: ignore[arg-type]
         judge_every=config.judge_every,
         rounds=config.rounds,
+        memories=Memories(int(config.cache_mb * 1e6)),
+        availability=config.availability,
+        panel=config.panel,
     )
 
 
@@ -107,13 +118,13 @@ def cores() -> int:
 
 
 def label_table(prepared: Prepared) -> dict[str, np.ndarray]:
-    """Who holds which label: one row per client and class."""
-    labels = prepared.dataset.train_y.numpy()
-    classes = prepared.dataset.classes
-    train = prepared.population.train.label_counts(labels, classes)
-    held = prepared.population.held_out.label_counts(labels, classes)
+    """Who holds which label: one row per client and class; of a large population those of the panel."""
+    population, config = prepared.population, prepared.config
+    everyone = len(population) <= LISTED
+    clients = population.panel(0 if everyone else min(config.panel or LISTED, LISTED), config.seed)
+    train, held = population.label_counts(clients)
     client, label = np.indices(train.shape)
-    return {"client": client.ravel(), "class": label.ravel(), "train": train.ravel(), "held_out": held.ravel()}
+    return {"client": clients[client.ravel()], "class": label.ravel(), "train": train.ravel(), "held_out": held.ravel()}
 
 
 def trainer_for(prepared: Prepared, method: Method, channels_last: bool) -> Trainer:
@@ -142,7 +153,7 @@ def step_for(config: Config, population: Population) -> Callable[[StepRecipe], S
     """How local steps are run: recorded once and replayed, or eagerly."""
     if config.step == "eager":
         return EagerStep
-    sizes = worth_recording(population.train.sizes.tolist(), config.batch_size)
+    sizes = worth_recording(population.some_sizes, config.batch_size)
     return lambda recipe: TracedStep(recipe, sizes)
 
 

@@ -20,13 +20,13 @@ from fedkeep.experiment.away import run_on_cluster
 from fedkeep.experiment.build import _load, cores, prepare, resolved
 from fedkeep.experiment.comparison_file import seeds_of, to_toml
 from fedkeep.experiment.config import Config
-from fedkeep.experiment.files import write_whole
 from fedkeep.experiment.jobs import Event, Job, Listener, run_jobs
 from fedkeep.experiment.run import STOPPED, quiet_torch
 from fedkeep.experiment.rundir import RunDirectory
 from fedkeep.experiment.statistics import holm, mean_interval, paired_difference
 from fedkeep.experiment.summary import summarise
 from fedkeep.experiment.sweep import Arm, checked_sets, choose, grid, is_tuned, sensitivity
+from fedkeep.files import write_whole
 
 FOUND = "finished already"
 NUMBERS = ("final", "best", "rounds_to_target", "forgetting", "bytes_up", "bytes_down", "seconds", "validation")

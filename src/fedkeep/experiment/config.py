@@ -14,13 +14,17 @@ import tomli_w
 
 from fedkeep import grammar, models
 from fedkeep.calls import format_call, parse_call
+from fedkeep.data.availability import Availability
 from fedkeep.data.partition import parse as parse_partition
+from fedkeep.data.resampled import KINDS as DRAWN
 from fedkeep.data.sampling import cohort_size
 from fedkeep.errors import ConfigError, nearest
 from fedkeep.local_opt import SGD, Adam
 from fedkeep.method import LocalOptimizer, Plan
+from fedkeep.simulate import PANEL
 
 VERSION = 1
+MANY = 10_000  # clients in a round: more must be asked for by number
 CHOICES = {
     "optimizer": ("sgd", "adam"),
     "norm": ("batch", "group"),
@@ -30,6 +34,21 @@ CHOICES = {
     "step": ("auto", "eager", "traced"),
     "layout": ("auto", "rows", "channels-last"),
 }
+
+NOT_NEGATIVE = (
+    "clients",
+    "population",
+    "cohort",
+    "limit",
+    "local_steps",
+    "workers",
+    "panel",
+    "judge_every",
+    "checkpoint_every",
+    "cache_mb",
+    "memory_gb",
+    "seed",
+)
 
 
 def _option(default: Any, help: str, **more: Any) -> Any:
@@ -50,7 +69,20 @@ class Config:
     limit: int = _option(0, "Keep only this many training examples, drawn at random by a fixed key; 0 keeps all.")
     partition: str = _option("dirichlet(alpha=0.1)", "Who holds what, e.g. dirichlet(alpha=0.1), shards, iid.")
     clients: int = _option(20, "Number of clients; 0 takes what the partition says (natural, label_clusters).")
+    population: int = _option(
+        0,
+        "Number of clients that each draw --samples examples from the data by their own key, in place of dealing the "
+        "data out to --clients; any number, e.g. 1000000. --partition (dirichlet, shards, iid) says which labels.",
+    )
+    samples: int = _option(20, "Examples of each client of a --population.")
     fraction: float = _option(0.5, "Share of the clients that takes part in a round, above 0 and at most 1.")
+    cohort: int = _option(0, "Number of clients in a round, in place of --fraction; 0 uses --fraction.")
+    online: float = _option(1.0, "Probability that a client can be reached in a round.")
+    dropout: float = _option(0.0, "Probability that a client of a round vanishes before it has sent its update.")
+    slow: float = _option(0.0, "Probability that a client is slow in a round.")
+    slow_work: float = _option(
+        0.5, "Share of its local steps that a slow client finishes; 0: its update comes too late to be used."
+    )
     validation: float = _option(0.1, "Share of each client's examples held out for judging models.")
     rounds: int = _option(20, "Number of rounds.")
     local_epochs: int = _option(2, "Passes over a client's data in one round.")
@@ -65,6 +97,11 @@ class Config:
     freeze: str = _option("", 'Layers that are never trained, comma separated; "classifier" freezes the last one.')
     seed: int = _option(0, "Everything random follows from this number.")
     forgetting: str = _option("cohort", "Measure forgetting against: off, the cohort, or all clients.")
+    panel: int = _option(
+        PANEL,
+        "Clients on whose held-out examples each global model is judged: a fixed draw where there are more; "
+        "0 judges on everyone's.",
+    )
     judge_every: int = _option(1, "Judge the global model on the test data every n-th round; 0 only at the end.")
     target: float = _option(
         0.0, "Report how many rounds it takes to this test accuracy (0 to 1); 0 reports none.", same=True
@@ -82,15 +119,23 @@ class Config:
         0, "Worker processes; 0 uses all cores (of the cluster), 1 works in this process.", speed=True
     )
     checkpoint_every: int = _option(0, "Checkpoint every n-th round; 0 as often as costs at most 2 % time.", speed=True)
+    cache_mb: float = _option(
+        1000.0, "Megabytes of client memories (scaffold, events ...) held at a time; the rest is on disk.", speed=True
+    )
+    memory_gb: float = _option(
+        0.0,
+        "Gigabytes that a run may need; 0: what the machine has free. A run that needs more is refused.",
+        speed=True,
+    )
 
     def __post_init__(self) -> None:
         _check_types(self)
         for key, known in CHOICES.items():
             if getattr(self, key) not in known:
                 raise ConfigError(f'{key} "{getattr(self, key)}" is unknown: {nearest(getattr(self, key), known)}')
-        for key in ("rounds", "batch_size", "local_epochs"):
+        for key in ("rounds", "batch_size", "local_epochs", "samples"):
             _at_least(self, key, 1)
-        for key in ("clients", "limit", "local_steps", "workers", "judge_every", "checkpoint_every", "seed"):
+        for key in NOT_NEGATIVE:
             _at_least(self, key, 0)
         if not 0 <= self.validation < 1:
             raise ConfigError(f"validation {self.validation} is outside [0, 1); 0.1 holds out a tenth of each client")
@@ -110,8 +155,39 @@ class Config:
             object.__setattr__(self, "engine", "auto")
         object.__setattr__(self, "method", grammar.name_of(grammar.parse(self.method)))
         object.__setattr__(self, "partition", str(parse_partition(self.partition)))
+        self._check_population()
+        _ = self.availability
+
+    def _check_population(self) -> None:
+        if self.population:
+            if self.clients not in (type(self).clients, self.population):
+                raise ConfigError(f"clients={self.clients} and population={self.population}: give one of them")
+            object.__setattr__(self, "clients", self.population)
+            spec = parse_partition(self.partition)
+            if spec.name not in DRAWN:
+                raise ConfigError(
+                    f"partition {spec} with population={self.population}: its clients draw their examples one by one, "
+                    f"which works with {', '.join(DRAWN)}; choose one of these"
+                )
         if self.clients:
-            cohort_size(self.clients, self.fraction)
+            size = self.cohort_of(self.clients)
+            if self.population and not self.cohort and size > MANY:
+                raise ConfigError(
+                    f"fraction={self.fraction} of population={self.population} trains {size} clients in every round; "
+                    "say how many with --cohort, e.g. --cohort 100"
+                )
+
+    def cohort_of(self, clients: int) -> int:
+        """How many of so many clients take part in a round."""
+        if not self.cohort:
+            return cohort_size(clients, self.fraction)
+        if self.cohort > clients:
+            raise ConfigError(f"cohort={self.cohort} of {clients} clients cannot be drawn; choose at most {clients}")
+        return self.cohort
+
+    @property
+    def availability(self) -> Availability:
+        return Availability(self.online, self.dropout, self.slow, self.slow_work)
 
     @property
     def plan(self) -> Plan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +22,8 @@ from fedkeep.experiment.summary import LAST as LAST
 from fedkeep.experiment.summary import summarise
 from fedkeep.experiment.tables import TABLES, History
 from fedkeep.grammar import name_of
-from fedkeep.method import Memory, Method
+from fedkeep.memories import Memories
+from fedkeep.method import Method
 from fedkeep.rounds import NoUsableUpdate, ServerState
 from fedkeep.simulate import RoundRecord
 from fedkeep.tree import Params
@@ -129,7 +130,7 @@ class Federation(Protocol):
     """Anything that goes on round by round: a simulation, or a federation over a network."""
 
     state: ServerState
-    memories: MutableMapping[int, Memory]
+    memories: Memories
 
     def step(self) -> RoundRecord: ...
 
@@ -164,6 +165,8 @@ class _Execution:
         self.config, self.directory, self.listen, self.remarks = config, directory, listen, remarks
         self.history, self.unsaved = History(), History()
         self.simulation = federation
+        if directory:
+            federation.memories.at(directory.memories)
         state = self.simulation.state
         self.best: tuple[Params, Params] = (state.params, state.buffers)
         self.best_score = -math.inf
@@ -203,7 +206,8 @@ class _Execution:
     def _step(self) -> RoundRecord:
         """One round with its records, or none: if interrupted, the simulation and the records stay where they were."""
         simulation = self.simulation
-        state, memories, mark = simulation.state, dict(simulation.memories), self.unsaved.mark()
+        state, mark = simulation.state, self.unsaved.mark()
+        simulation.memories.begin(state.round + 1)
         best = self.best, self.best_score
         try:
             record = simulation.step()
@@ -216,10 +220,8 @@ class _Execution:
         except BaseException:
             self.unsaved.cut(mark)
             self.best, self.best_score = best
-            if simulation.state is not state:
-                simulation.memories.clear()
-                simulation.memories.update(memories)
-                simulation.state = state
+            simulation.memories.undo()
+            simulation.state = state
             raise
 
     def _due(self, round: int) -> bool:
@@ -235,18 +237,26 @@ class _Execution:
             return  # interrupted between a round and its record; the last checkpoint stands
         started = time.monotonic()
         meta = {"best_score": self.best_score if math.isfinite(self.best_score) else None}
-        state = {**freeze(self.simulation), "best": {"params": self.best[0], "buffers": self.best[1]}}
+        memories, best = self.simulation.memories, {"params": self.best[0], "buffers": self.best[1]}
+        state = {**freeze(self.simulation), "best": best, "remembered": memories.save()}
         self.directory.checkpoint(self.simulation.state.round, tables, state, meta)
+        memories.saved(self.simulation.state.round)
         self.unsaved = History()
         self.cost = time.monotonic() - started
         self.spent += self.cost
 
     def _resume(self, directory: RunDirectory) -> None:
-        found = directory.latest()
+        def recall(state: dict[str, Any], round: int) -> None:
+            if "remembered" in state:
+                self.simulation.memories.load(state["remembered"], round)
+
+        found = directory.latest(recall)
         if found is None:
             return
         state, meta, tables = found
-        if state.keys() != {*freeze(self.simulation), "best"} or not same_shapes(state["params"], self.best[0]):
+        if state.keys() != {*freeze(self.simulation), "best", "remembered"} or not same_shapes(
+            state["params"], self.best[0]
+        ):
             raise RunError(f"{directory.path}: its checkpoint is of another FedKeep; use the release that wrote it")
         thaw(self.simulation, state, meta["round"])
         self.best = (state["best"]["params"], state["best"]["buffers"])
@@ -263,22 +273,19 @@ class _Execution:
 
 
 def freeze(simulation: Federation) -> dict[str, Any]:
-    """All that a simulation carries from round to round, as one nesting of tensors."""
+    """All that a simulation carries from round to round beside the clients' memories, as one nesting of tensors."""
     state = simulation.state
     return {
         "params": state.params,
         "buffers": state.buffers,
         "slots": state.slots,
         "optimizer": state.optimizer,
-        "memories": {str(client): memory for client, memory in simulation.memories.items()},
     }
 
 
 def thaw(simulation: Federation, state: dict[str, Any], round: int) -> None:
     """Put a simulation where `freeze` found it."""
     simulation.state = ServerState(state["params"], state["buffers"], state["slots"], state["optimizer"], round)
-    simulation.memories.clear()
-    simulation.memories.update({int(client): memory for client, memory in state["memories"].items()})
 
 
 def size_of(nested: Mapping[str, Any]) -> int:

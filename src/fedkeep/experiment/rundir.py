@@ -1,7 +1,8 @@
 """A run is a directory that can be moved, and that a kill at any moment leaves valid.
 
     config.toml  about.json  partition.parquet  sums.json     written at the start
-    segments/000010/ ...                                      since the last checkpoint: records and the full state
+    segments/000010/ ...                                      since the last checkpoint: records and the server's state
+    segments/memories/                                        what clients remember, one file for each client
     rounds.parquet  clients.parquet  classes.parquet  forgetting.parquet  final.safetensors  best.safetensors
     outcome.json                                              how it ended
     log.txt                                                   what happened when
@@ -27,7 +28,9 @@ from safetensors.torch import load, save
 
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.config import Config, read_toml
-from fedkeep.experiment.files import (
+from fedkeep.experiment.segments import Saved, Segments, Take
+from fedkeep.experiment.tables import from_parquet, to_parquet
+from fedkeep.files import (
     SUMS,
     cannot_write,
     digest,
@@ -39,11 +42,10 @@ from fedkeep.experiment.files import (
     write_sums,
     write_whole,
 )
-from fedkeep.experiment.segments import Segments
-from fedkeep.experiment.tables import from_parquet, to_parquet
 from fedkeep.tree import Params
 
 LOCK = "lock"
+MEMORIES = "segments/memories"
 OURS = (LOCK, "log.txt", "config.toml", "about.json", "partition.parquet", SUMS, "segments")
 
 
@@ -58,6 +60,11 @@ class RunDirectory:
     @property
     def segments(self) -> Segments:
         return Segments(self.path, self.notes)
+
+    @property
+    def memories(self) -> Path:
+        """Where clients' memories are kept while the run goes on."""
+        return self.path / MEMORIES
 
     # -- writing
 
@@ -117,7 +124,9 @@ class RunDirectory:
 
     def _sweep_up(self) -> None:
         """Remove what a killed process left half-written."""
-        for left in [*self.path.glob(".*.tmp"), *self.path.glob("segments/.*.tmp")]:
+        for left in (
+            left for where in ("", "segments/", f"{MEMORIES}/*/") for left in self.path.glob(f"{where}.*.tmp")
+        ):
             if left.is_dir():
                 shutil.rmtree(left, ignore_errors=True)
             else:
@@ -249,10 +258,10 @@ class RunDirectory:
             raise RunError(f"{self.path / which}.safetensors: missing or damaged; finish or repeat the run")
         return load(data)
 
-    def latest(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, pa.Table]] | None:
-        """The newest undamaged state, its plain values, and all records up to it."""
+    def latest(self, take: Take = lambda state, round: None) -> Saved | None:
+        """The newest undamaged state, its plain values, and all records up to it; `take` may refuse it, too."""
         known = len(self.notes)
-        found = self.segments.latest()
+        found = self.segments.latest(take)
         for note in self.notes[known:]:
             self.log(note)
         return found

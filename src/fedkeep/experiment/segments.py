@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,12 @@ import pyarrow as pa
 
 from fedkeep import packing
 from fedkeep.errors import DataError, RunError
-from fedkeep.experiment.files import read_checked, read_sums, set_aside, write_folder
 from fedkeep.experiment.tables import TABLES, from_parquet, join, to_parquet
+from fedkeep.files import read_checked, read_sums, set_aside, write_folder
 
 STATE = "state.safetensors"
+Saved = tuple[dict[str, Any], dict[str, Any], dict[str, pa.Table]]
+Take = Callable[[dict[str, Any], int], None]
 KEEP_STATES = 2  # the newest, and the one to go back to if it is damaged
 
 
@@ -55,8 +58,8 @@ class Segments:
                 break
         return join([part for part in parts if part is not None])
 
-    def latest(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, pa.Table]] | None:
-        """The newest undamaged state, its plain values, and all records up to it."""
+    def latest(self, take: Take = lambda state, round: None) -> Saved | None:
+        """The newest undamaged state, its plain values, and all records up to it; `take` may refuse it, too."""
         for folder in reversed(self.folders()):
             try:
                 data = read_checked(folder, STATE, read_sums(folder) or {})
@@ -64,6 +67,7 @@ class Segments:
                     raise DataError(f"{folder / STATE}: missing or damaged")
                 state, meta = packing.from_bytes(data, str(folder / STATE))
                 tables = self._records_until(folder, meta["round"])
+                take(state, meta["round"])
             except (DataError, RunError) as error:
                 set_aside(folder, self.run)
                 self.notes.append(f"checkpoint {folder.name} cannot be used ({error}); going back to the one before it")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fedkeep.experiment.files import write_whole
+from fedkeep.files import write_whole
 from fedkeep.papers.cells import NOTHING, Table
 from fedkeep.papers.checks import RIGHT, Finding
 from fedkeep.papers.recipe import PAPERS

@@ -14,8 +14,8 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from fedkeep.errors import RunError
-from fedkeep.experiment.files import cannot_write, write_whole
 from fedkeep.experiment.tables import to_parquet
+from fedkeep.files import cannot_write, write_whole
 from fedkeep.papers.cells import Table
 from fedkeep.papers.checks import Finding, judge, verdict
 from fedkeep.papers.images import svg

@@ -17,7 +17,7 @@ from torch.nn.functional import avg_pool2d
 
 from fedkeep.data import load
 from fedkeep.errors import ConfigError, nearest
-from fedkeep.experiment.files import write_whole
+from fedkeep.files import write_whole
 from fedkeep.rng import stream
 
 KEYS = ("train", "test", "halve")

@@ -9,7 +9,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from fedkeep.errors import ConfigError, RunError, nearest
-from fedkeep.experiment.files import cannot_write, write_whole
+from fedkeep.files import cannot_write, write_whole
 from fedkeep.report.browser import find_browser, pdf, picture
 from fedkeep.report.cards import first_forgettable
 from fedkeep.report.curves import METRICS, band

@@ -17,9 +17,9 @@ import pandas as pd
 import pyarrow as pa
 
 from fedkeep.errors import FedKeepError, RunError
-from fedkeep.experiment.files import read_sums
 from fedkeep.experiment.rundir import RunDirectory
 from fedkeep.experiment.tables import from_parquet
+from fedkeep.files import read_sums
 
 MATRIX_ROUNDS = 25  # the slider's stops: more would make the page large and tell little more
 HOW_TO_RECORD = "not recorded; run with `--forgetting cohort` (or `all`) to record it"

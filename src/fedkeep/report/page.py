@@ -17,8 +17,8 @@ from markupsafe import Markup, escape
 from plotly.offline import get_plotlyjs
 
 from fedkeep.errors import RunError
-from fedkeep.experiment.files import cannot_write, write_whole
 from fedkeep.experiment.summary import LAST
+from fedkeep.files import cannot_write, write_whole
 from fedkeep.report import sections
 from fedkeep.report.cards import MOST_PARTITIONS, all_cards, partitions, pen_list
 from fedkeep.report.holders import MINORITY_RULE, holders

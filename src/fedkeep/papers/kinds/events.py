@@ -14,7 +14,7 @@ from fedkeep.centralised import centralised, federated_events
 from fedkeep.experiment import load_run
 from fedkeep.experiment.build import cores
 from fedkeep.experiment.config import Config
-from fedkeep.experiment.files import write_whole
+from fedkeep.files import write_whole
 from fedkeep.papers import figures
 from fedkeep.papers.cells import Cell, Table
 from fedkeep.papers.expand import Place, Row

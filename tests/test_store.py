@@ -11,8 +11,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedkeep.deploy.store import Store
 from fedkeep.errors import ConfigError, RunError
+from fedkeep.store import Store
 
 MEMORY = {"scaffold": {"c": {"w": torch.arange(4.0)}}, "fedprox": {}}
 
@@ -85,8 +85,8 @@ def test_a_kill_in_the_middle_leaves_the_old_entry(store):
 import os, sys, torch
 sys.path[:0] = {sys.path!r}
 from pathlib import Path
-import fedkeep.experiment.files as files
-from fedkeep.deploy.store import Store
+import fedkeep.files as files
+from fedkeep.store import Store
 os.replace = lambda *_: os.kill(os.getpid(), 9)
 Store(Path({str(store.path)!r})).put("m", {{"new": {{"w": torch.zeros(1000)}}}})
 """

@@ -17,22 +17,39 @@ from fedkeep.errors import RunError
 SUMS = "sums.json"
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that a kill at any moment leaves the old one or the new one."""
+def write_whole(path: Path, *parts: bytes, durable: bool = True) -> None:
+    """Write a file so that a kill at any moment leaves the old one or the new one.
+
+    Not `durable`: after a power cut it may be torn, until `sync` is called for it.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        _put(temporary, data)
+        _put(temporary, *parts, durable=durable)
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise cannot_write(path, error) from None
 
 
-def _put(path: Path, data: bytes) -> None:
+def _put(path: Path, *parts: bytes, durable: bool = True) -> None:
     with open(path, "wb") as handle:
-        handle.write(data)
+        for part in parts:
+            handle.write(part)
         handle.flush()
-        os.fsync(handle.fileno())
+        if durable:
+            os.fsync(handle.fileno())
+
+
+def sync(path: Path) -> None:
+    """Make a file that was written earlier survive a power cut."""
+    try:
+        handle = os.open(path, os.O_RDWR)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise cannot_write(path, error) from None
 
 
 def cannot_write(path: Path, error: OSError) -> RunError:

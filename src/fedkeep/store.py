@@ -1,7 +1,8 @@
-"""Nested tensors on disk by key: a client's memory, which survives a restart and a power cut.
+"""Nested tensors on disk by key: what clients remember, which survives a restart and a power cut.
 
-Independent of Flower and of what is kept. Each entry is one file, written whole or not at all, that begins with its
-checksum; an entry that was damaged is set aside and counts as missing. No pickle.
+The simulator keeps the memories of all clients with it (`memories.py`), a client of a deployment its own. Each entry
+is one file, written whole or not at all, that begins with its checksum; an entry that was damaged is set aside and
+counts as missing. No pickle.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from fedkeep import packing
 from fedkeep.errors import ConfigError, DataError, RunError
-from fedkeep.experiment.files import set_aside, write_whole
+from fedkeep.files import set_aside, sync, write_whole
 
 MAGIC = b"fedkeep1"
 DIGEST = 32
@@ -37,7 +38,7 @@ def checked_key(key: str) -> str:
 
 @dataclass(frozen=True)
 class Store:
-    """The entries of one client in one experiment: `get`, `put`, `delete`, `keys`; `notes` says what was damaged."""
+    """The entries of one folder: `get`, `put`, `delete`, `keys`; `notes` says what was damaged."""
 
     path: Path
     notes: list[str] = field(default_factory=list, compare=False)
@@ -71,15 +72,31 @@ class Store:
         self.notes.append(f"{path}: damaged, set aside")
         return None
 
-    def put(self, key: str, nested: Mapping[str, Any], meta: Mapping[str, Any] | None = None) -> None:
-        """Write an entry; after a kill at any moment there is the old one or the new one."""
+    def put(
+        self, key: str, nested: Mapping[str, Any], meta: Mapping[str, Any] | None = None, durable: bool = True
+    ) -> None:
+        """Write an entry; after a kill at any moment there is the old one or the new one.
+
+        Where many entries are written, `durable=False` and a `sync` of each at the end wait for the disk only once.
+        """
         path = self._file(key)
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise RunError(f"{self.path}: cannot be made ({error.strerror}); choose another store") from None
         data = packing.to_bytes(nested, meta)
-        write_whole(path, MAGIC + _digest(data) + data)
+        write_whole(path, MAGIC, _digest(data), data, durable=durable)
+
+    def size(self, key: str) -> int | None:
+        """The bytes of an entry on disk, None where there is none."""
+        try:
+            return self._file(key).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def sync(self, key: str) -> None:
+        """Make an entry survive a power cut."""
+        sync(self._file(key))
 
     def delete(self, key: str) -> None:
         """Remove an entry if it is there."""
