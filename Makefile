@@ -30,7 +30,7 @@ DOCS := $(call stamp,docs)
 .DELETE_ON_ERROR:
 # Two targets must not install into one .venv at the same time.
 .NOTPARALLEL:
-.PHONY: help setup demo test test-network lint bench bench-peers docs clean
+.PHONY: help setup demo test test-network lint bench bench-scale bench-peers docs clean
 
 help: ## say what the targets do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ lint: $(LINT) ## check format, style, types and the direction of imports
 
 bench: $(TEST) ## measure speed and memory beside the peers; options: make bench BENCH="--data-root DIR"
 	$(BIN)/python benchmarks/run.py $(BENCH)
+
+bench-scale: $(TEST) ## measure a million clients, many memories, a large model; writes benchmarks/SCALE.md
+	$(BIN)/python benchmarks/scale.py
 
 bench-peers: $(TEST) ## install the peers that `make bench` compares with, each into its own environment
 	$(BIN)/python benchmarks/peers/setup.py

@@ -145,6 +145,11 @@ def centralised(
     rounding (at two fifths in 200 passes over digits): for 200 passes over 60,000 examples that would be millions,
     where Table 1 has thousands. So the count to hold against it, and against `federated_events`, is that of accuracy.
     """
+    if config.population:
+        raise ConfigError(
+            f"population={config.population}: its clients share the data set, so there is nothing to pool; leave "
+            "--population away to train on the data set itself"
+        )
     with quiet_torch():
         prepared = prepare(config)
         count = _default_epochs(prepared) if epochs is None else epochs

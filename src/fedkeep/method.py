@@ -139,6 +139,7 @@ class Mechanism(Part):
     """
 
     uploads: ClassVar[tuple[str, ...]] = ()  # names of the slots or numbers it sends
+    sends_numbers: ClassVar[bool] = False  # these are plain numbers, not tensors as large as the model
 
     def check(self, plan: Plan) -> None:
         """Refuse nonsense before round 1."""
@@ -222,6 +223,7 @@ class Aggregator(Part):
     """
 
     streaming: ClassVar[bool] = True
+    copies: ClassVar[float] = 0  # not streaming: tensors as large as the model that `combine` makes for each client
     needs: ClassVar[str | None] = None  # what some mechanism must upload
 
     def check(self, plan: Plan, cohort: int | None = None) -> None:

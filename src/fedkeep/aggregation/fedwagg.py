@@ -40,6 +40,7 @@ class FedWAgg(Aggregator):
     seed: int = 0
     name = "fedwagg"
     streaming = False
+    copies = 3  # as rows of doubles for k-means; one for each cluster is less
 
     def __post_init__(self):
         if self.clusters < 1:

@@ -45,6 +45,7 @@ class Importance(Aggregator):
 
     name = "importance"
     streaming = False
+    copies = 2
     needs = "importance"
 
     def combine(self, updates, weights):

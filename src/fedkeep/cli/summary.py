@@ -31,6 +31,7 @@ def document(run: Run) -> dict[str, Any]:
         "rounds": run.rounds,
         "directory": str(run.directory) if run.directory else None,
         "notes": run.notes,
+        "peak_memory": asdict(run.peak) if run.peak else None,
     }
 
 
@@ -50,6 +51,9 @@ def rows(run: Run) -> list[tuple[str, str]]:
         found.append(("forgettable examples a round", _number(summary["forgettable"], ".1f")))
     found.append(("traffic a round", f"{size(summary['bytes_up'])} up, {size(summary['bytes_down'])} down"))
     found.append(("time", duration(summary["seconds"])))
+    if run.peak:
+        worker = f", largest worker {size(run.peak.worker)}" if run.config.workers != 1 else ""
+        found.append(("peak memory", size(run.peak.process) + worker))
     return found
 
 

@@ -21,6 +21,7 @@ from fedkeep.engine.ray_cluster import check_installed
 from fedkeep.engine.ray_engine import ray_engine
 from fedkeep.engine.workers import WorkerEngine
 from fedkeep.errors import ConfigError
+from fedkeep.experiment.budget import Need, need, refuse_if_short
 from fedkeep.experiment.config import Config
 from fedkeep.local.step import EagerStep, Step, StepRecipe
 from fedkeep.local.traced import TracedStep, worth_recording
@@ -89,6 +90,7 @@ def simulation_of(prepared: Prepared, make_engine: Callable[[Bench], Engine] | N
     """The runtime of a prepared experiment, at round 0."""
     config = prepared.config
     forgetting = config.forgetting
+    refuse_if_short(grammar.parse(config.method), memory_needed(prepared), config.memory_gb)
     method = with_meter(grammar.parse(config.method), forgetting)  # type: ignore[arg-type]
     trainer = trainer_for(prepared, method, config.layout == "channels-last")
     test = (prepared.dataset.test_x, prepared.dataset.test_y)
@@ -110,6 +112,14 @@ def simulation_of(prepared: Prepared, make_engine: Callable[[Bench], Engine] | N
         availability=config.availability,
         panel=config.panel,
     )
+
+
+def memory_needed(prepared: Prepared) -> Need:
+    """What a run of a prepared experiment will need beside its data."""
+    config = prepared.config
+    method, model = grammar.parse(config.method), prepared.model.initial()
+    size, cache = prepared.cohort_size, int(config.cache_mb * 1e6)
+    return need(method, *model, config.plan, size, min(config.workers or cores(), size), cache)
 
 
 def cores() -> int:

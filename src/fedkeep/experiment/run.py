@@ -15,6 +15,7 @@ import torch
 
 from fedkeep.errors import ConfigError, RunError, nearest
 from fedkeep.experiment.about import about
+from fedkeep.experiment.budget import Peak
 from fedkeep.experiment.build import engine_for, label_table, prepare, resolved, simulation_of
 from fedkeep.experiment.config import HINTS, Config
 from fedkeep.experiment.rundir import RunDirectory
@@ -45,6 +46,7 @@ class Run:
     best: tuple[Params, Params] = field(repr=False)
     directory: Path | None = None
     notes: list[str] = field(default_factory=list)
+    peak: Peak | None = None  # of memory; None for a run that was read from its directory
 
     def frame(self, name: str) -> pd.DataFrame:
         """A table of the run as a pandas frame: "rounds", "clients", "classes" or "forgetting"."""
@@ -191,7 +193,7 @@ class _Execution:
         self._finish("finished")
         state, path = simulation.state, self.directory and self.directory.path
         notes = self.directory.notes if self.directory else []
-        return Run(self.config, state.params, state.buffers, self.history, self.best, path, notes)
+        return Run(self.config, state.params, state.buffers, self.history, self.best, path, notes, Peak.now())
 
     def _round(self) -> None:
         record = self._step()

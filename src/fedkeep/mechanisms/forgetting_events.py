@@ -38,6 +38,7 @@ class ForgettingEvents(Mechanism):
     event_period: int = 1
     name = "events"
     uploads = ("forgettable",)
+    sends_numbers = True
 
     def __post_init__(self):
         if self.event_period < 1:
