@@ -45,7 +45,7 @@ class Importance(Aggregator):
 
     name = "importance"
     streaming = False
-    copies = 2
+    copies = 3
     needs = "importance"
 
     def combine(self, updates, weights):
