@@ -16,8 +16,8 @@ from fedkeep.report import text_summary
 
 def headline(config: Config) -> str:
     """A run in one line."""
-    if config.clients:
-        clients = f"{config.cohort_of(config.clients)} of {config.clients} clients"
+    if config.client_count:
+        clients = f"{config.cohort_of(config.client_count)} of {config.client_count} clients"
     else:
         clients = f"{config.cohort or format(config.fraction, '.0%')} of the clients"
     return f"{config.method} on {config.data}, {config.partition}: {config.rounds} rounds, {clients} in each"

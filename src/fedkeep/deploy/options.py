@@ -157,6 +157,8 @@ def deployed(config: Config, options: Options) -> Config:
         changes |= {"data": OWN + options.load, "partition": "natural", "limit": 0}
     if not config.clients:
         raise ConfigError("clients=0: a deployment has a fixed number of clients; give it with --clients")
+    if config.population:
+        raise ConfigError(f"population={config.population} is for simulations; a deployment has --clients")
     if config.availability != Availability(slow_work=config.slow_work):
         raise ConfigError("online, dropout and slow are for simulations: in a deployment clients fail by themselves")
     return replace(config, **changes)

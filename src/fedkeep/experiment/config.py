@@ -160,22 +160,26 @@ class Config:
 
     def _check_population(self) -> None:
         if self.population:
-            if self.clients not in (type(self).clients, self.population):
+            if self.clients != type(self).clients:
                 raise ConfigError(f"clients={self.clients} and population={self.population}: give one of them")
-            object.__setattr__(self, "clients", self.population)
             spec = parse_partition(self.partition)
             if spec.name not in DRAWN:
                 raise ConfigError(
                     f"partition {spec} with population={self.population}: its clients draw their examples one by one, "
                     f"which works with {', '.join(DRAWN)}; choose one of these"
                 )
-        if self.clients:
-            size = self.cohort_of(self.clients)
+        if self.client_count:
+            size = self.cohort_of(self.client_count)
             if self.population and not self.cohort and size > MANY:
                 raise ConfigError(
                     f"fraction={self.fraction} of population={self.population} trains {size} clients in every round; "
                     "say how many with --cohort, e.g. --cohort 100"
                 )
+
+    @property
+    def client_count(self) -> int:
+        """How many clients there are; 0 where the partition says."""
+        return self.population or self.clients
 
     def cohort_of(self, clients: int) -> int:
         """How many of so many clients take part in a round."""
