@@ -187,6 +187,18 @@ def test_a_full_disk_is_said_and_the_round_can_be_undone(tmp_path, monkeypatch):
     assert value(memories[1]) == 1 and not list(tmp_path.rglob("*.tmp"))
 
 
+def test_what_is_loaded_is_not_written_over(tmp_path):
+    first = Memories(0, tmp_path)
+    first.begin(4)
+    first[1] = memory(1)
+    state = first.save()
+    second = Memories(0, tmp_path)
+    second.load(state, 4)
+    second[1] = memory(2)
+    second.undo()
+    assert value(second[1]) == 1
+
+
 @pytest.mark.parametrize("what", ["flip", "cut", "gone"])
 def test_damage_is_never_read(tmp_path, what):
     memories = Memories(0, tmp_path)

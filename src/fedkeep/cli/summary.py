@@ -51,9 +51,6 @@ def rows(run: Run) -> list[tuple[str, str]]:
         found.append(("forgettable examples a round", _number(summary["forgettable"], ".1f")))
     found.append(("traffic a round", f"{size(summary['bytes_up'])} up, {size(summary['bytes_down'])} down"))
     found.append(("time", duration(summary["seconds"])))
-    if run.peak:
-        worker = f", largest worker {size(run.peak.worker)}" if run.config.workers != 1 else ""
-        found.append(("peak memory", size(run.peak.process) + worker))
     return found
 
 
@@ -77,6 +74,9 @@ def show(run: Run, as_json: bool) -> None:
     for label, value in rows(run):
         shown.add_row(Text(label), Text(value, "bold"))
     console.print(shown)
+    if run.peak:
+        worker = f", largest worker {size(run.peak.worker)}" if run.config.workers != 1 else ""
+        console.print(Text(f"peak memory {size(run.peak.process)}{worker}", "dim"))
     if run.directory:
         console.print(Text.assemble("\nsaved in ", (str(run.directory), "bold")), soft_wrap=True)
         console.print(Text.assemble("next: ", (f"fedkeep report {run.directory}", "bold cyan")), soft_wrap=True)

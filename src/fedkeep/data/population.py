@@ -39,7 +39,7 @@ class Drawn:
     The function must be pure: equal clients, equal rows. Clients may share rows.
 
     >>> Drawn(10**12, lambda client: np.array([client % 7])).indices(10**11)
-    array([3])
+    array([5])
     """
 
     clients: int
