@@ -14,7 +14,7 @@ from fedkeep.engine.ray_worker import Greeting, greeting
 from fedkeep.errors import ConfigError, RunError
 
 LOOK = 2.0  # seconds between two looks at the size of the cluster
-PATIENCE = 600.0  # seconds without any worker before a run is given up
+PATIENCE = 1800.0  # seconds without any worker before a run is given up
 HINT = 15.0  # seconds before we say what we are waiting for
 FAILED_STARTS = 3  # so many in a row, and no worker will ever start
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -116,6 +117,11 @@ class JobWorker:
     """An actor that does whole runs, one after another."""
 
     def hello(self) -> tuple[Exception | None, Greeting | None]:
+        """Get ready; what is left of runs that are cut off lies where Ray's own leavings lie."""
+        from ray._private import worker
+
+        node = worker._global_node
+        tempfile.tempdir = node.get_session_dir_path() if node else None
         return None, _greet()
 
     def do(self, function: Callable[..., Iterator[Any]], *arguments: Any) -> Iterator[Any]:

@@ -165,7 +165,7 @@ def place_files(out: Path, files: Files, gone: Sequence[str] = ()) -> None:
 def run_here(config: Config, files: Files, data: Sealed, home: str) -> Iterator[dict[str, Any]]:
     """Do one run on a node; each answer brings what has been written since the one before."""
     lend((config.data, config.data_root, config.limit), opened(data))
-    with tempfile.TemporaryDirectory(prefix="fedkeep-") as folder:
+    with tempfile.TemporaryDirectory(prefix="fedkeep-", ignore_cleanup_errors=True) as folder:
         out = Path(folder) / "run"
         out.mkdir()
         place_files(out, files)
