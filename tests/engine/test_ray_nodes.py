@@ -88,9 +88,13 @@ def test_an_interrupted_comparison_goes_on(nodes: Scene, tmp_path):
     words += ["--checkpoint-every", "20", "--forgetting", "off", "--judge-every", "0", "--out", str(tmp_path / "c")]
     process = nodes.begin(*words, "--engine", "ray", "--ray-address", ADDRESS, stderr=subprocess.PIPE)
     runs = [tmp_path / "c" / "runs" / method / "seed-0" for method in ("fedavg", "scaffold")]
-    wait_until(lambda: all(len(RunDirectory(run).segments.folders()) > 2 for run in runs), 120)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    try:
+        wait_until(lambda: all(len(RunDirectory(run).segments.folders()) > 2 for run in runs), 120)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait(10)
     assert process.returncode == 130, said
     assert "interrupted; what is done is saved" in said
     wait_until(lambda: not nodes.workers(), 20)
@@ -108,10 +112,13 @@ def test_an_interrupted_comparison_goes_on(nodes: Scene, tmp_path):
 def test_no_actor_is_left_behind(nodes: Scene, how, tmp_path):
     words = ["run", "scaffold", "--rounds", "100000", "--engine", "ray", "--ray-address", ADDRESS]
     process = nodes.begin("-m", "fedkeep", *words, "--out", str(tmp_path / "run"), stderr=subprocess.DEVNULL)
-    wait_until(lambda: list((tmp_path / "run" / "segments").glob("0*")), 120)
-    assert len(nodes.workers()) == 2
-    process.send_signal(how)
-    process.wait(30)
+    try:
+        wait_until(lambda: list((tmp_path / "run" / "segments").glob("0*")) and len(nodes.workers()) == 2, 120)
+        process.send_signal(how)
+        process.wait(30)
+    finally:
+        process.kill()
+        process.wait(10)
     wait_until(lambda: not nodes.workers(), 30)
     assert all(node.poll() is None for node in nodes.nodes.values())  # the cluster is not ours to end
 

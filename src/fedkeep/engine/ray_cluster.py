@@ -105,7 +105,12 @@ class Cluster:
 
     def hire(self, kind: type, *arguments: Any, device: str = "cpu") -> Any:
         """An actor on one core (and one GPU), somewhere, as soon as there is a free one."""
-        needs = {"num_cpus": 1, "num_gpus": int(device != "cpu"), "max_restarts": 0, "max_task_retries": 0}
+        needs: dict[str, Any] = {
+            "num_cpus": 1,
+            "num_gpus": int(device != "cpu"),
+            "max_restarts": 0,
+            "max_task_retries": 0,
+        }
         return self._ray.remote(**needs)(kind).remote(*arguments)
 
     def dismiss(self, actor: Any) -> None:
