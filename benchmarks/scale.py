@@ -37,7 +37,10 @@ def main() -> None:
     if given.line:
         LINES[json.loads(given.line)["kind"]](**json.loads(given.line))
         return
-    results = {name: section(given.quick) for name, section in SECTIONS.items()}
+    results = {}
+    for name, section in SECTIONS.items():
+        results[name] = section(given.quick)
+        print(name, json.dumps(results[name]), file=sys.stderr, flush=True)
     text = document(results)
     print(text)
     if not given.quick:
