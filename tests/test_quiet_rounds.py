@@ -13,8 +13,8 @@ from fedkeep.engine.serial import SerialEngine
 @pytest.mark.parametrize(
     ("options", "judged"),
     [
-        ({"judge_every": 0}, ["train", "test"]),  # the last round only
-        ({"judge_every": 2}, ["train", "test"] * 2),  # rounds 2 and 3
+        ({"judge_every": 0}, ["test"]),  # the last round only
+        ({"judge_every": 2}, ["test"] * 2),  # rounds 2 and 3
         ({"judge_every": 0, "validation": 0.2}, ["train"] * 3 + ["test"]),  # held-out examples choose the best model
     ],
 )
