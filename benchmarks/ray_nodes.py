@@ -137,6 +137,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9, help="timed rounds of each")
     parser.add_argument("--inside", default="", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and with us what we have started
     if given.inside:
         print(json.dumps(inside(**json.loads(given.inside))))
         return
