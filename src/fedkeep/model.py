@@ -92,9 +92,16 @@ def mean_buffers(buffers: Sequence[Params], weights: Sequence[float]) -> Params:
 
 
 def laid_out(nested: Any) -> Any:
-    """Images and convolution weights with channels last in memory; all else as it is."""
+    """Images and convolution weights with channels last in memory; all else as it is.
+
+    With one channel both layouts are the same bytes, and torch would take them for the usual one: strides say which.
+    """
     if isinstance(nested, Tensor):
-        return nested.contiguous(memory_format=torch.channels_last) if nested.dim() == 4 else nested
+        if nested.dim() != 4:
+            return nested
+        last = nested.contiguous(memory_format=torch.channels_last)
+        _, channels, height, width = last.shape
+        return last if channels > 1 else last.as_strided(last.shape, (height * width, 1, width, 1))
     return {key: laid_out(value) for key, value in nested.items()}
 
 
