@@ -93,6 +93,6 @@ if __name__ == "__main__":
         num_supernodes=len(Task.load(os.environ[TASK]).parts),
         backend_config={
             "client_resources": {"num_cpus": 1.0, "num_gpus": 0.0},
-            "init_args": {"num_cpus": CORES, "include_dashboard": False},
+            "init_args": {"address": "local", "num_cpus": CORES, "include_dashboard": False},
         },
     )

@@ -7,6 +7,7 @@ that dies is replaced and its work done again: every piece of work depends on ke
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -30,6 +31,7 @@ from fedkeep.local.evaluate import Judged
 from fedkeep.method import Memory, Update
 from fedkeep.rounds import Broadcast, Bundle
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 TRIES = 3  # how often one piece of work may cost a worker its life
 AHEAD = 4  # pieces of work for each worker that may be done before their turn, and are held until it comes
 
@@ -232,6 +234,7 @@ def _serve(
     for end in [theirs, *others]:
         end.close()  # else a dead parent would go unnoticed
     torch.set_num_threads(1)
+    keep_freed_memory()
     while True:
         try:
             kind, arguments, published, number, private = pipe.recv()
@@ -248,6 +251,17 @@ def _serve(
             pipe.send(message)
         except (BrokenPipeError, ConnectionResetError):
             os._exit(0)
+
+
+def keep_freed_memory() -> None:
+    """Have the allocator keep up to 128 MB of what is freed, in pieces of up to 32 MB, for the next use.
+
+    Otherwise glibc gives a client's tensors back to the system and asks for them again, page by page.
+    """
+    with suppress(OSError, AttributeError):  # another C library has its own ways
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_THRESHOLD, 32 << 20)
+        mallopt(M_TRIM_THRESHOLD, 128 << 20)
 
 
 def _do(bench: Bench, kind: str, arguments: tuple[Any, ...], shared: dict[str, Any], own: dict[str, Any]) -> Any:
