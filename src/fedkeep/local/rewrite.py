@@ -66,29 +66,30 @@ def simplify_cross_entropy(graph: fx.Graph) -> None:
             continue
         examples = output.args[0].meta["val"].shape[0]
         with graph.inserting_before(node):
-            wanted = graph.call_function(_wanted, (labels, output.args[0].meta["val"].shape[1], examples))
+            classes, dtype = output.args[0].meta["val"].shape[1], output.args[0].meta["val"].dtype
+            wanted = graph.call_function(_wanted, (labels, classes, examples, dtype))
             softmax = graph.call_function(torch.softmax, (output.args[0], 1))
             new = graph.call_function(torch.add, (wanted, softmax), {"alpha": 1.0 / examples})
             wanted.meta = softmax.meta = new.meta = node.meta
         node.replace_all_uses_with(new)
 
 
-def _wanted(labels: Tensor, classes: int, examples: int) -> Tensor:
+def _wanted(labels: Tensor, classes: int, examples: int, dtype: torch.dtype) -> Tensor:
     """- one hot / n"""
-    return torch.eye(classes).mul_(-1.0 / examples).index_select(0, labels)
+    return torch.eye(classes, dtype=dtype, device=labels.device).mul_(-1.0 / examples).index_select(0, labels)
 
 
 def labels_beforehand(graph: fx.Graph) -> Labels:
     """If the step only needs the one-hot form of its labels (its last input), give it that."""
     labels = [node for node in graph.nodes if node.op == "placeholder"][-1]
-    users = list(labels.users)
+    users: list[Any] = list(labels.users)
     if len(users) != 1 or users[0].target is not _wanted:
         return lambda y: y
-    _, classes, examples = users[0].args
+    _, *how = users[0].args
     users[0].replace_all_uses_with(labels)
     labels.meta = users[0].meta
     graph.erase_node(users[0])
-    return lambda y: _wanted(y, classes, examples)
+    return lambda y: _wanted(y, *how)
 
 
 @dataclass
@@ -209,7 +210,7 @@ def _emit(graph: fx.Graph, old: Node, new: Node, form: Linear) -> Node:
         own = 1.0
     sums = [(f, t) for f, t in others if _sums_rows(t) and set(t.users) <= form.inner | {new}]
     for factor, total in sums:
-        rows = total.args[0]
+        rows: Any = total.args[0]
         way = next((user for user in rows.users if _is(user, aten.t.default)), None)
         way = way or graph.call_function(torch.t, (rows,))
         value = graph.call_function(
@@ -257,7 +258,7 @@ def _ones(graph: fx.Graph, rows: Node) -> Node:
     """A constant vector with a one for each row."""
     value = rows.meta["val"]
     name = f"ones_{len(value)}_{str(value.dtype).removeprefix('torch.')}"
-    setattr(graph.owning_module, name, torch.ones(len(value), dtype=value.dtype))
+    setattr(graph.owning_module, name, torch.ones(len(value), dtype=value.dtype, device=value.device))
     return graph.create_node("get_attr", name)
 
 
