@@ -88,7 +88,7 @@ def lenet(settings: Settings) -> Table:
 
 def start_up(settings: Settings) -> Table:
     """Time until the workers are ready, and memory, at W1; each time alone on the machine."""
-    shape = settings.shape("W1")
+    shape = replace(settings.shape("W1"), turns=1, rounds_a_turn=1)
     outcomes = []
     for _ in range(1 if settings.quick else 3):
         outcomes += race([ours("FedKeep", "W1", settings.sources, shape)], 1, 1)
