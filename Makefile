@@ -55,8 +55,9 @@ lint: $(LINT) ## check format, style, types and the direction of imports
 bench: $(TEST) ## measure speed and memory beside the peers; options: make bench BENCH="--data-root DIR"
 	$(BIN)/python benchmarks/run.py $(BENCH)
 
-bench-scale: $(TEST) ## measure a million clients, many memories, a large model; writes benchmarks/SCALE.md
+bench-scale: $(LINT) ## measure a million clients, many memories, a large model, two Ray nodes; writes benchmarks/SCALE.md and RAY.md
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/ray_nodes.py --out benchmarks/RAY.md
 
 bench-peers: $(TEST) ## install the peers that `make bench` compares with, each into its own environment
 	$(BIN)/python benchmarks/peers/setup.py

@@ -135,17 +135,37 @@ def main() -> None:
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="some of W1, W2, W3")
     parser.add_argument("--data-root", default="", help="folder with the MNIST files; without it, images are made up")
     parser.add_argument("--rounds", type=int, default=9, help="timed rounds of each")
+    parser.add_argument("--out", default="", help="write the table there as well, e.g. benchmarks/RAY.md")
     parser.add_argument("--inside", default="", help=argparse.SUPPRESS)
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and with us what we have started
     if given.inside:
         print(json.dumps(inside(**json.loads(given.inside))))
         return
-    print("| workload | one node | two nodes | times faster | best rounds |\n|---|---|---|---|---|")
+    lines = ["| workload | one node | two nodes | times faster | best rounds |", "|---|---|---|---|---|"]
     for row in measure(given.workloads.split(","), given.data_root, given.rounds):
         one, two = row["one node, s"], row["two nodes, s"]
         faster = f"{row['times faster']:.2f} | {row['times faster, best rounds']:.2f}"
-        print(f"| {row['workload']}: {row['title']} | {one:.3f} s | {two:.3f} s | {faster} |")
+        lines.append(f"| {row['workload']}: {row['title']} | {one:.3f} s | {two:.3f} s | {faster} |")
+    print("\n".join(lines))
+    if given.out:
+        Path(given.out).write_text("\n".join([*header(given.rounds, bool(given.data_root)), *lines, ""]))
+
+
+def header(rounds: int, real: bool) -> list[str]:
+    """What was run, where and when."""
+    from fedkeep.experiment.about import about
+
+    facts = about()
+    machine, versions = facts["machine"], facts["versions"]
+    return [
+        "# Two Ray nodes of one core beside one",
+        "",
+        f"Written by `python benchmarks/ray_nodes.py{' --data-root DATA' if real else ''} --rounds {rounds}` on "
+        f"{facts['started']}: {machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB; Python "
+        f"{facts['python']}, torch {versions['torch']}. Medians; rounds in turns. Asked for: at least 1.6 times.",
+        "",
+    ]
 
 
 if __name__ == "__main__":

@@ -354,7 +354,6 @@ def sums_section(quick: bool) -> dict[str, Any]:
     return {key: max(answer[key] for answer in line.answers) for key in ("plain", "sums")}
 
 
-# The rows of a Ray cluster belong here: a section "ray", with its text in `document`.
 SECTIONS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "population": population_section,
     "memories": memories_section,
@@ -398,7 +397,6 @@ def document(results: dict[str, Any]) -> str:
         _models(results["models"]),
         _sums(results["sums"]),
         _pieces(results["pieces"]),
-        "<!-- ray -->\n",
     ]
     return "".join(parts)
 
