@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from fedkeep.data.availability import Availability
 from fedkeep.data.population import Population
+from fedkeep.errors import FedKeepError, RunError
 from fedkeep.local.evaluate import Judged, evaluate
 from fedkeep.method import Memory, Update
 from fedkeep.model import laid_out
@@ -22,6 +24,7 @@ from fedkeep.tree import Params
 Models = Sequence[tuple[Params, Params]]
 """Weights and buffers of several models."""
 
+TRIES = 3  # how often one piece of work may cost a worker its life
 JUDGING_CHUNK = 2000  # rows judged in one piece of work; fixed, so that sums do not depend on the workers
 
 
@@ -135,3 +138,10 @@ def joined(parts: Sequence[Judged]) -> Judged:
     """The outcome of an evaluation from its pieces, in order."""
     correct = np.concatenate([part.correct for part in parts]) if parts else np.zeros(0, dtype=bool)
     return Judged(correct, float(sum(part.loss for part in parts)))
+
+
+def portable(error: BaseException) -> Exception:
+    """An error that survives the way from a worker to its parent."""
+    if isinstance(error, FedKeepError):
+        return error
+    return RunError(f"a worker failed: {''.join(traceback.format_exception(error)).strip()}")

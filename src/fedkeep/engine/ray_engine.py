@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.engine.base import Bench, GroupResult, Models, joined, judging_chunks
+from fedkeep.engine.base import TRIES, Bench, GroupResult, Models, joined, judging_chunks
 from fedkeep.engine.crew import Crew, Member, oldest_first
 from fedkeep.engine.ray_cluster import Cluster, Lost
 from fedkeep.engine.ray_worker import BenchWorker, packed
@@ -26,7 +26,6 @@ from fedkeep.local.evaluate import Judged
 from fedkeep.method import Memory
 from fedkeep.rounds import Broadcast
 
-TRIES = 3  # how often one piece of work may cost a worker its life
 CUDA = "cuda"
 AHEAD = 2  # pieces that a worker is given at a time, so that it does not wait for the next
 

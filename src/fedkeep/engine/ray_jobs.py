@@ -6,11 +6,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from fedkeep.engine.base import TRIES
 from fedkeep.engine.crew import Crew, Member
 from fedkeep.engine.ray_cluster import Cluster, Lost
 from fedkeep.engine.ray_worker import JobWorker
-
-TRIES = 3  # how often one job may cost a worker its life
 
 
 def spread(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -13,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedkeep.engine.base import Bench
+from fedkeep.engine.base import Bench, portable
 from fedkeep.engine.sealed import Sealed, opened, sealed
-from fedkeep.errors import ConfigError, FedKeepError, RunError
+from fedkeep.errors import ConfigError
 from fedkeep.local.traced import TracedStep
 from fedkeep.rounds import begin, broadcast_of, warm_up
 
@@ -127,10 +126,3 @@ class JobWorker:
     def do(self, function: Callable[..., Iterator[Any]], *arguments: Any) -> Iterator[Any]:
         """The answers of a generator function, one by one."""
         yield from function(*arguments)
-
-
-def portable(error: Exception) -> Exception:
-    """An error that survives the way home."""
-    if isinstance(error, FedKeepError):
-        return error
-    return RunError(f"a worker failed: {''.join(traceback.format_exception(error)).strip()}")

@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -25,14 +24,13 @@ import numpy as np
 import torch
 
 from fedkeep.engine.arena import Arena
-from fedkeep.engine.base import Bench, GroupResult, Models, joined, judging_chunks
-from fedkeep.errors import FedKeepError, RunError
+from fedkeep.engine.base import TRIES, Bench, GroupResult, Models, joined, judging_chunks, portable
+from fedkeep.errors import RunError
 from fedkeep.local.evaluate import Judged
 from fedkeep.method import Memory, Update
 from fedkeep.rounds import Broadcast, Bundle
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-TRIES = 3  # how often one piece of work may cost a worker its life
 AHEAD = 4  # pieces of work for each worker that may be done before their turn, and are held until it comes
 
 
@@ -246,7 +244,7 @@ def _serve(
             plain, tensors = _answer(answer)
             message = (None, plain, number, desk.outbox.write(tensors))
         except BaseException as error:
-            message = (_portable(error), None, number, None)
+            message = (portable(error), None, number, None)
         try:
             pipe.send(message)
         except (BrokenPipeError, ConnectionResetError):
@@ -292,10 +290,3 @@ def _answer(answer: Any) -> tuple[Any, dict[str, Any]]:
         "memories": answer.memories,
     }
     return (bundle.facts, dict(answer.correct), tuple(u.facts for u in bundle.updates)), tensors
-
-
-def _portable(error: BaseException) -> Exception:
-    """An error that survives the way to the parent."""
-    if isinstance(error, FedKeepError):
-        return error
-    return RunError(f"a worker failed: {''.join(traceback.format_exception(error)).strip()}")
