@@ -43,6 +43,20 @@ def test_digits_are_the_same_every_time():
     assert torch.equal(data.load("digits").test_x, data.load("digits").test_x)
 
 
+def test_unit_inputs_are_the_files_numbers_divided_and_nothing_else(tmp_path):
+    unit = data.load("digits", inputs="unit")
+    original = load_digits().data / 16
+    mine = torch.cat([unit.train_x, unit.test_x]).reshape(1797, 64).double().numpy()
+    assert sorted(map(tuple, mine)) == sorted(map(tuple, original))  # sixteenths are exact
+    assert "not normalised" in unit.source
+    assert "not normalised" not in data.load("digits").source
+    numbers = np.random.default_rng(0).normal(3, 2, (6, 4)).astype(np.float32)
+    np.savez(tmp_path / "mine.npz", x_train=numbers, y_train=np.arange(6), x_test=numbers, y_test=np.arange(6))
+    assert torch.equal(data.load(str(tmp_path / "mine.npz"), inputs="unit").test_x, torch.from_numpy(numbers))
+    with pytest.raises(ConfigError, match='inputs "units" is unknown'):
+        data.load("digits", inputs="units")
+
+
 def test_a_larger_limit_only_adds():
     whole, few, more = (data.load("digits", limit=limit) for limit in (None, 50, 200))
     rows = [{tuple(row) for row in part.train_x.flatten(1).tolist()} for part in (few, more, whole)]

@@ -17,7 +17,7 @@ from fedkeep.engine.sealed import sealed
 from fedkeep.errors import RunError
 from fedkeep.experiment import away
 from fedkeep.experiment.away import place_files, read_files, run_here
-from fedkeep.experiment.build import _load
+from fedkeep.experiment.build import load_data
 from fedkeep.experiment.jobs import Job
 from fedkeep.experiment.run import execute
 from fedkeep.experiment.rundir import RunDirectory
@@ -26,7 +26,7 @@ from fedkeep.experiment.rundir import RunDirectory
 @pytest.fixture
 def data(monkeypatch):
     monkeypatch.setattr(away, "lend", lambda key, dataset: None)  # not beyond this test
-    return sealed(_load("digits", "", 120))
+    return sealed(load_data(("digits", "", 120, "standard")))
 
 
 def test_what_comes_home_is_the_run_itself(tmp_path, data):

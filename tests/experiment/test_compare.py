@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -317,6 +317,16 @@ def test_the_default_folder_is_that_of_everything_shared():
     assert one == default_out(replace(BASE, method="scaffold", seed=9, workers=3, target=0.5))
     assert one != default_out(replace(BASE, lr=0.7))
     assert default_out(replace(BASE, data="some/where/mine.npz")).parent == Path("runs")
+
+
+def test_an_option_added_later_leaves_the_names_of_earlier_experiments():
+    @dataclass(frozen=True)
+    class Later(Config):
+        novelty: str = "as ever"
+
+    known = {f.name: getattr(BASE, f.name) for f in fields(BASE)}
+    assert default_out(Later(**known)) == default_out(BASE)
+    assert default_out(Later(**known, novelty="on")) != default_out(BASE)
 
 
 def test_layouts_are_decided_once(tmp_path, monkeypatch):

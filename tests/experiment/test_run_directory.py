@@ -235,7 +235,7 @@ def test_data_that_changed_between_two_halves_is_refused(tmp_path, monkeypatch):
     cut(0)
     from fedkeep.experiment import build
 
-    build._load.cache_clear()
+    build.load_data.cache_clear()
     assert len(execute(config, tmp_path / "run").rounds) == 3
 
 

@@ -15,7 +15,7 @@ from fedkeep.errors import ConfigError
 from fedkeep.experiment.config import CHOICES, HINTS, Config, read_toml
 
 PANELS = {
-    "Data": ("data", "data_root", "limit", "partition", "clients", "population", "samples", "validation"),
+    "Data": ("data", "data_root", "limit", "inputs", "partition", "clients", "population", "samples", "validation"),
     "Federation": ("method", "fraction", "cohort", "rounds", "seed"),
     "Clients that fail": ("online", "dropout", "slow", "slow_work"),
     "Local training": (

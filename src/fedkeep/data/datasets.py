@@ -92,13 +92,14 @@ def available(root: str | Path | None = None) -> list[Available]:
     return rows
 
 
-def load(name: str, root: str | Path | None = None, limit: int | None = None) -> Dataset:
+def load(name: str, root: str | Path | None = None, limit: int | None = None, inputs: str = "standard") -> Dataset:
     """A data set by name: digits, mnist, ..., a path that ends in .npz, or hf:NAME.
 
     `root` is the folder that holds the official files (see `available`). `limit` keeps that many training samples: the
     first ones of a random order that depends on nothing but the number of samples, so a larger limit only adds, and
     every experiment with the same limit sees the same ones. Test part and normalisation stay those of the whole set;
-    a limit above the number of samples keeps them all.
+    a limit above the number of samples keeps them all. `inputs`: "standard" normalises by channel, "unit" leaves pixels
+    between 0 and 1 (and other numbers as they are in the file).
 
     >>> digits = load("digits", limit=100)
     >>> tuple(digits.train_x.shape), digits.classes
@@ -119,7 +120,7 @@ def load(name: str, root: str | Path | None = None, limit: int | None = None) ->
         raise ConfigError(
             f'unknown data set "{name}": {nearest(name, ["digits", *FILES])} (or a path that ends in .npz, or hf:NAME)'
         )
-    return finish(name, raw, limit)
+    return finish(name, raw, limit, inputs)
 
 
 def _read_files(name: str, root: Path | None) -> Raw:

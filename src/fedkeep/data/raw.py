@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from fedkeep.errors import DataError
+from fedkeep.errors import ConfigError, DataError, nearest
 from fedkeep.rng import stream
 
 
@@ -17,7 +17,8 @@ from fedkeep.rng import stream
 class Dataset:
     """A training and a test set in memory, ready for a model.
 
-    Images are float32 [N, channels, height, width], normalised by channel; other data is [N, features].
+    Images are float32 [N, channels, height, width], normalised by channel unless asked otherwise; other data is
+    [N, features].
     """
 
     name: str
@@ -61,8 +62,13 @@ class Raw:
     groups: np.ndarray | None = None
 
 
-def finish(name: str, raw: Raw, limit: int | None) -> Dataset:
-    """Check, cut down to `limit` training samples, normalise."""
+INPUTS = ("standard", "unit")
+
+
+def finish(name: str, raw: Raw, limit: int | None, inputs: str = "standard") -> Dataset:
+    """Check, cut down to `limit` training samples, normalise; `inputs` "unit" only divides: pixels from 0 to 1."""
+    if inputs not in INPUTS:
+        raise ConfigError(f'inputs "{inputs}" is unknown: {nearest(inputs, INPUTS)}')
     _check_part(name, "train", raw.train_x, raw.train_y, raw.classes)
     _check_part(name, "test", raw.test_x, raw.test_y, raw.classes)
     if raw.train_x.shape[1:] != raw.test_x.shape[1:]:
@@ -74,6 +80,8 @@ def finish(name: str, raw: Raw, limit: int | None) -> Dataset:
         raise DataError(
             f"{name}: {len(raw.groups)} client ids (groups) for {len(raw.train_y)} training samples; give one for each"
         )
+    if inputs == "unit" and raw.scaling is not None:
+        raw = replace(raw, scaling=Scaling(raw.scaling.divisor, (0.0,), (1.0,)), source=f"{raw.source}; not normalised")
     factor, shift = _affine(raw)
     if limit is not None and limit < len(raw.train_y):
         raw = _limited(raw, limit)

@@ -20,7 +20,7 @@ from fedkeep.engine.ray_cluster import Cluster
 from fedkeep.engine.ray_jobs import spread
 from fedkeep.engine.sealed import Sealed, opened, sealed
 from fedkeep.errors import RunError
-from fedkeep.experiment.build import _load, cores, lend
+from fedkeep.experiment.build import DataKey, cores, data_key, lend, load_data
 from fedkeep.experiment.config import Config
 from fedkeep.experiment.jobs import Event, Job, Listener, event_of, perform, run_jobs
 from fedkeep.experiment.rundir import LOCK, MEMORIES, RunDirectory
@@ -64,7 +64,7 @@ class _Away:
             replace(j, config=replace(j.config, engine="auto", ray_address="", device="cpu", workers=1)) for j in jobs
         ]
         self.held: dict[int, RunDirectory] = {}
-        self.data: dict[tuple[str, str, int], Any] = {}
+        self.data: dict[DataKey, Any] = {}
         self.begun: set[int] = set()
 
     def go(self, at_once: int) -> None:
@@ -99,9 +99,9 @@ class _Away:
         if number not in self.begun:
             self.begun.add(number)
             self.listen(Event(job, "begun"))
-        key = (job.config.data, job.config.data_root, job.config.limit)
+        key = data_key(job.config)
         if key not in self.data:
-            self.data[key] = self.cluster.put(sealed(_load(*key)))
+            self.data[key] = self.cluster.put(sealed(load_data(key)))
         return job.config, read_files(job.out), self.data[key], str(job.out)
 
     def _hear(self, number: int, answer: dict[str, Any]) -> None:
@@ -164,7 +164,7 @@ def place_files(out: Path, files: Files, gone: Sequence[str] = ()) -> None:
 
 def run_here(config: Config, files: Files, data: Sealed, home: str) -> Iterator[dict[str, Any]]:
     """Do one run on a node; each answer brings what has been written since the one before."""
-    lend((config.data, config.data_root, config.limit), opened(data))
+    lend(data_key(config), opened(data))
     with tempfile.TemporaryDirectory(prefix="fedkeep-", ignore_cleanup_errors=True) as folder:
         out = Path(folder) / "run"
         out.mkdir()

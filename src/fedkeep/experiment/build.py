@@ -45,23 +45,31 @@ class Prepared:
     cohort_size: int
 
 
-_lent: dict[tuple[str, str, int], Dataset] = {}
+DataKey = tuple[str, str, int, str]
+_lent: dict[DataKey, Dataset] = {}
 
 
-def lend(key: tuple[str, str, int], dataset: Dataset) -> None:
-    """Use this data set for (data, data_root, limit): another process has loaded it."""
+def data_key(config: Config) -> DataKey:
+    """All that the data set of an experiment depends on."""
+    return config.data, config.data_root, config.limit, config.inputs
+
+
+def lend(key: DataKey, dataset: Dataset) -> None:
+    """Use this data set for that key: another process has loaded it."""
     _lent.clear()  # one at a time: it lies in shared memory
     _lent[key] = dataset
 
 
 @lru_cache(maxsize=2)
-def _load(data: str, root: str, limit: int) -> Dataset:
-    return _lent.get((data, root, limit)) or load(data, root or None, limit or None)
+def load_data(key: DataKey) -> Dataset:
+    """The data set of that key, read once."""
+    data, root, limit, inputs = key
+    return _lent.get(key) or load(data, root or None, limit or None, inputs)
 
 
 def prepare(config: Config) -> Prepared:
     """Load the data, deal it to the clients, build the model; every refusal happens here."""
-    dataset = _load(config.data, config.data_root, config.limit)
+    dataset = load_data(data_key(config))
     partition = who_holds_what(config, dataset)
     population = Population.of(
         dataset.train_x, dataset.train_y, partition, dataset.classes, config.validation, config.seed

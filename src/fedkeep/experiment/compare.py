@@ -17,7 +17,7 @@ import pandas as pd
 from fedkeep.engine.ray_cluster import check_installed
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.away import run_on_cluster
-from fedkeep.experiment.build import _load, cores, prepare, resolved
+from fedkeep.experiment.build import cores, load_data, prepare, resolved
 from fedkeep.experiment.comparison_file import seeds_of, to_toml
 from fedkeep.experiment.config import Config
 from fedkeep.experiment.jobs import Event, Job, Listener, run_jobs
@@ -184,7 +184,7 @@ def compare(
         run_on_cluster(ready, jobs, hear, base)
     else:
         if at_once > 1:
-            _load.cache_clear()  # each process loads its own
+            load_data.cache_clear()  # each process loads its own
         run_jobs([replace(job, config=replace(job.config, workers=workers)) for job in ready], at_once, hear)
     frame = _frame(arms, numbers, out, failures)
     return Comparison(tuple(arms), numbers, base, out, frame, failures, tuple(notes))

@@ -56,6 +56,6 @@ def read_comparison(path: Path) -> dict[str, Any]:
 
 def default_out(base: Config) -> Path:
     """Where a comparison lies when nobody says: by the data and everything that its runs share."""
-    shared = {key: value for key, value in base.identity().items() if key not in ("method", "seed")}
+    shared = {key: value for key, value in base.chosen().items() if key not in ("method", "seed")}
     mark = hashlib.blake2b(json.dumps(shared).encode(), digest_size=4).hexdigest()
     return Path("runs") / f"compare-{slug(Path(base.data).name)}-{mark}"

@@ -16,6 +16,7 @@ from fedkeep import grammar, models
 from fedkeep.calls import format_call, parse_call
 from fedkeep.data.availability import Availability
 from fedkeep.data.partition import parse as parse_partition
+from fedkeep.data.raw import INPUTS
 from fedkeep.data.resampled import KINDS as DRAWN
 from fedkeep.data.sampling import cohort_size
 from fedkeep.errors import ConfigError, nearest
@@ -28,6 +29,7 @@ MANY = 10_000  # clients in a round: more must be asked for by number
 CHOICES = {
     "optimizer": ("sgd", "adam"),
     "norm": ("batch", "group"),
+    "inputs": INPUTS,
     "forgetting": ("off", "cohort", "all"),
     "engine": ("auto", "eager", "traced", "ray"),
     "device": ("cpu", "gpu"),
@@ -67,6 +69,7 @@ class Config:
     data: str = _option("digits", "Data set by name, a .npz file, or hf:NAME; `fedkeep data` lists all.")
     data_root: str = _option("", "Folder that holds the data files (not needed for digits).", same=True)
     limit: int = _option(0, "Keep only this many training examples, drawn at random by a fixed key; 0 keeps all.")
+    inputs: str = _option("standard", "Pixels: standard (normalised by channel) or unit (left between 0 and 1).")
     partition: str = _option("dirichlet(alpha=0.1)", "Who holds what, e.g. dirichlet(alpha=0.1), shards, iid.")
     clients: int = _option(20, "Number of clients; 0 takes what the partition says (natural, label_clusters).")
     population: int = _option(
@@ -212,6 +215,10 @@ class Config:
     def identity(self) -> dict[str, Any]:
         """The options that determine the result; two configs with equal identity compute the same."""
         return {f.name: getattr(self, f.name) for f in fields(self) if not f.metadata.keys() & {"speed", "same"}}
+
+    def chosen(self) -> dict[str, Any]:
+        """The identity without what is left at its default: an option added later does not change it."""
+        return {key: value for key, value in self.identity().items() if value != getattr(type(self), key)}
 
     def with_options(self, options: Mapping[str, Any]) -> Config:
         """Some options replaced; `partition.alpha` or `method.mu` reach into a part."""

@@ -91,7 +91,7 @@ class Store:
 
     def name(self, config: Config) -> str:
         """The name of a run's directory: readable, and told by everything that its result depends on."""
-        known = {key: value for key, value in config.identity().items() if key != "seed"}
+        known = {key: value for key, value in config.chosen().items() if key != "seed"}
         mark = hashlib.blake2b(json.dumps(known, sort_keys=True).encode(), digest_size=5).hexdigest()
         words = "-".join((Path(config.data).stem.partition(",")[0], config.model, config.method))
         return f"{slug(words)[:60]}-{mark}/seed-{config.seed}"
