@@ -16,13 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedkeep.local.rewrite import rewrite
-from fedkeep.local.step import Constants, EagerStep, LocalState, Session, StepRecipe
+from fedkeep.local.step import Constants, EagerStep, LocalState, Session, StepRecipe, autograd
 from fedkeep.packing import pack, unpack
-from fedkeep.tree import Params
 
 
 @dataclass(frozen=True)
@@ -138,10 +136,6 @@ def _shape_of(mechanisms: dict[str, Any]) -> str:
     return str(pack(mechanisms)[1])
 
 
-def _functional_gradient(loss_of: Callable[[Params], tuple[Tensor, Params]], w: Params) -> tuple[Params, Params]:
-    return grad(loss_of, has_aux=True)(w)
-
-
 def record(recipe: StepRecipe, state: LocalState, constants: Constants, x: Tensor, y: Tensor) -> Program:
     """Record one step on tensors like these."""
     tensors, skeleton = pack(_nested(state))
@@ -151,7 +145,7 @@ def record(recipe: StepRecipe, state: LocalState, constants: Constants, x: Tenso
     def flat(*arguments: Tensor) -> list[Tensor]:
         now = LocalState(**unpack(arguments[:count], skeleton))
         given = Constants(**unpack(arguments[count:-2], fixed_skeleton))
-        return pack(_nested(recipe.apply(_functional_gradient, now, arguments[-2], arguments[-1], given)))[0]
+        return pack(_nested(recipe.apply(autograd, now, arguments[-2], arguments[-1], given)))[0]
 
     with torch.no_grad():
         trace = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)
