@@ -49,22 +49,22 @@ SHARDS = "shards(shards_per_client=2)"
 WORKLOADS = {
     "W1": _workload(
         "MLP 784-200-10, 100 clients of 600 images, 10 a round, batch 10, 10 epochs",
-        *("mnist", 3, 2),
+        *("mnist", 6, 2),
         **{"model": "mlp", "partition": SHARDS, "clients": 100, "fraction": 0.1, "batch_size": 10, "local_epochs": 10},
     ),
     "W2": _workload(
         "CNN 5x5x32 - 5x5x64 - 512 - 10, the same clients, batch 10, 1 epoch",
-        *("mnist", 3, 1),
+        *("mnist", 4, 1),
         **{"model": "cnn", "partition": SHARDS, "clients": 100, "fraction": 0.1, "batch_size": 10, "local_epochs": 1},
     ),
     "W3": _workload(
         "MLP 784-200-10, 1000 clients of 60 images, 100 a round, batch 20, 1 epoch",
-        *("mnist", 3, 4),
+        *("mnist", 6, 4),
         **{"model": "mlp", "partition": SHARDS, "clients": 1000, "fraction": 0.1, "batch_size": 20, "local_epochs": 1},
     ),
     "W4": _workload(
         "ResNet-18 with group norm on 3x32x32 images, 20 clients of 64, 10 a round, one batch of 64",
-        *("images", 2, 1),
+        *("images", 4, 1),
         **{"model": "resnet18", "norm": "group", "partition": "iid", "clients": 20, "fraction": 0.5},
         **{"batch_size": 64, "local_epochs": 1},
     ),

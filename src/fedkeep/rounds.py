@@ -38,7 +38,7 @@ from fedkeep.method import (
 from fedkeep.model import Model, laid_out, mean_buffers, row_major, settle_buffers, weigh_buffers
 from fedkeep.tree import Params, Slots, add, add_into, finite, nbytes, scale, scale_in_place, sub
 
-BLOCKS_PER_WORKER = 4  # so that no worker waits long for the last one
+SHARE = 1.5  # a block is at most one part in SHARE * workers of what is left: large first, small in the end
 
 
 class NoUsableUpdate(RunError):
@@ -264,18 +264,23 @@ def _slot_bytes(slots: Mapping[str, Slots]) -> int:
 
 
 def groups(count: int, workers: int = 1) -> list[range]:
-    """Which neighbours of a cohort one worker takes together: blocks of a power of two, a few for each worker.
+    """Which neighbours of a cohort one worker takes together: blocks of a power of two, each as many as its share.
 
-    Sums are taken pair by pair (`merge`), so that the size of the blocks does not change the result.
+    Few blocks, so that few sums travel; small ones last, so that no worker waits long for another. Sums are taken
+    pair by pair (`merge`), so that the size of the blocks does not change the result.
 
     >>> groups(5, workers=1)
-    [range(0, 1), range(1, 2), range(2, 3), range(3, 4), range(4, 5)]
-    >>> groups(20, workers=2)
-    [range(0, 2), range(2, 4), range(4, 6), range(6, 8), range(8, 10), range(10, 12), range(12, 14), range(14, 16), \
-range(16, 18), range(18, 20)]
+    [range(0, 2), range(2, 4), range(4, 5)]
+    >>> [len(block) for block in groups(20, workers=2)]
+    [4, 4, 4, 2, 2, 1, 1, 1, 1]
     """
-    size = 1 << max(0, (count // (BLOCKS_PER_WORKER * workers)).bit_length() - 1)
-    return [range(first, min(first + size, count)) for first in range(0, count, size)]
+    blocks, first = [], 0
+    while first < count:
+        share = int((count - first) / (SHARE * workers))
+        size = 1 << max(0, share.bit_length() - 1)  # never larger than the one before, so it begins at a multiple
+        blocks.append(range(first, first + size))
+        first += size
+    return blocks
 
 
 def collect(method: Method, updates: Iterable[Update], consume: bool = False) -> Bundle:
@@ -306,14 +311,13 @@ def merge(method: Method, bundles: Iterable[Bundle]) -> Bundle:
     Whoever adds up an aligned block of a power of two has done a part of the same tree, so the result is bit for bit
     the same however the cohort was cut. At most log2(n) partial sums are held at a time.
     """
-    stack: list[tuple[int, Bundle]] = []
+    stack: list[Bundle] = []
     for bundle in bundles:
-        size = 1
-        while stack and stack[-1][0] == size:
-            bundle, size = _pair(stack.pop()[1], bundle), 2 * size
-        stack.append((size, bundle))
+        while stack and len(stack[-1].facts) == len(bundle.facts):
+            bundle = _pair(stack.pop(), bundle)
+        stack.append(bundle)
     whole = Bundle(())
-    for _, bundle in reversed(stack):
+    for bundle in reversed(stack):
         whole = _pair(bundle, whole)
     return whole
 

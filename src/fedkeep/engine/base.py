@@ -25,7 +25,7 @@ Models = Sequence[tuple[Params, Params]]
 """Weights and buffers of several models."""
 
 TRIES = 3  # how often one piece of work may cost a worker its life
-JUDGING_CHUNK = 2000  # rows judged in one piece of work; fixed, so that sums do not depend on the workers
+JUDGING_CHUNK = 500  # rows judged in one piece of work; fixed, so that sums do not depend on the workers
 
 
 @dataclass(frozen=True)
