@@ -230,6 +230,26 @@ def test_a_slow_client_does_a_part_of_its_steps():
     assert least.run_group(rounds.broadcast_of(state), [1], {}, np.zeros(0, np.int64)).bundle.facts[0].steps == 1
 
 
+@pytest.mark.parametrize("population", [40, 50_000])
+def test_a_second_exchange_asks_those_who_are_there(population):
+    config = replace(MANY, method="fedwagg(clusters=2, evaluators=12)", population=population, cohort=9, **FAILING)
+    asked = []
+
+    class Listening(SerialEngine):
+        def score(self, models, evaluators):
+            asked.append(evaluators)
+            return super().score(models, evaluators)
+
+    simulation = simulation_of(prepare(config), Listening)
+    known = simulation.availability
+    for number in (1, 2, 3):
+        record = simulation.step()
+        drawn = {client for evaluators in asked[-1] for client in evaluators}
+        assert [len(set(evaluators)) for evaluators in asked[-1]] == [12, 12]
+        assert all(known.is_online(0, number, client) for client in drawn) and not drawn & set(record.dropped)
+        assert drawn - set(record.cohort)  # not only those who have trained
+
+
 def test_nobody_there_changes_nothing_and_counts():
     simulation, records = run(replace(MANY, slow=1.0, slow_work=0.0), 2)
     start = simulation_of(prepare(MANY)).state

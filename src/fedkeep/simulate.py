@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
 from fedkeep.data.availability import Availability
-from fedkeep.data.population import Population
+from fedkeep.data.population import LISTED, Population
 from fedkeep.engine.base import Engine
 from fedkeep.mechanisms import ForgettingEvents
 from fedkeep.memories import Memories
@@ -151,7 +151,7 @@ class Simulation:
         before = self._before_round(judging) if self.forgetting != "off" else None
         arrived = _Arrived()
         bundle = merge(self.method, self._train(broadcast, cohort.present, judging, arrived))
-        self.state = self._next_state(bundle, number)
+        self.state = self._next_state(bundle, cohort, number)
         due = number == self.rounds or bool(self.judge_every and number % self.judge_every == 0)
         after = self._judge(judging) if self._judges_clients else np.zeros(0, dtype=bool)
         self._before = after[: judging.fixed]
@@ -191,19 +191,29 @@ class Simulation:
             arrived.facts.extend(result.bundle.facts)
             yield result.bundle
 
-    def _next_state(self, bundle: Bundle, number: int) -> ServerState:
+    def _next_state(self, bundle: Bundle, cohort: _Cohort, number: int) -> ServerState:
         if not bundle.facts:  # nobody was there
             return replace(self.state, round=number)
-        return server_round(self.method, self.state, bundle, len(self.population), self._ask(bundle))
+        return server_round(self.method, self.state, bundle, len(self.population), self._ask(bundle, cohort))
 
-    def _ask(self, bundle: Bundle) -> Answers | None:
+    def _ask(self, bundle: Bundle, cohort: _Cohort) -> Answers | None:
         """The second exchange with the clients, where the aggregation wants one."""
-        rng = stream(self.seed, "probe", self.state.round + 1)
-        probe = ask(self.method, self.state, bundle, range(len(self.population)), rng)
+        number = self.state.round + 1
+        probe = ask(
+            self.method, self.state, bundle, self._reachable(cohort, number), stream(self.seed, "probe", number)
+        )
         if probe is None:
             return None
         models = [probe_model(self.state, probe, index) for index in range(len(probe.deltas))]
         return Answers(probe, self.engine.score(models, probe.evaluators))
+
+    def _reachable(self, cohort: _Cohort, number: int) -> Sequence[int]:
+        """Whom a second exchange may ask: who is online and has not vanished; of a large population a random part."""
+        everyone = len(self.population)
+        if self.availability.online == 1 and not cohort.dropped:
+            return range(everyone)
+        online = self.availability.cohort(self.seed, number, everyone, min(everyone, LISTED))
+        return np.setdiff1d(online, cohort.dropped).tolist()
 
     def _judging(self, present: np.ndarray) -> _Judging:
         panel = self._panel

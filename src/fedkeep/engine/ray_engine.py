@@ -9,7 +9,7 @@ doing a piece of work twice changes the result.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -36,7 +36,7 @@ class Piece:
 
     kind: str
     arguments: tuple[Any, ...]
-    own: Mapping[int, Memory] | None = None
+    own: Callable[[], Mapping[int, Memory]] = dict  # asked for when the piece is given out
 
 
 class RayEngine:
@@ -67,7 +67,11 @@ class RayEngine:
         self, broadcast: Broadcast, groups: Sequence[Sequence[int]], memories: Mapping[int, Memory], rows: np.ndarray
     ) -> Iterable[GroupResult]:
         self._publish((broadcast, rows))
-        return self._run([Piece("train", (list(g),), {k: memories[k] for k in g if k in memories}) for g in groups])
+
+        def remembered(group: Sequence[int]) -> Mapping[int, Memory]:
+            return {client: memories[client] for client in group if client in memories}
+
+        return self._run([Piece("train", (list(g),), partial(remembered, g)) for g in groups])
 
     def judge(self, params, buffers, pool, rows=None) -> Judged:
         self._publish((params, buffers))
@@ -113,7 +117,7 @@ class RayEngine:
                 if len(member.work) == ahead and len(waiting) > ahead * len(ready):
                     index = waiting.popleft()
                     piece = pieces[index]
-                    own = sealed(piece.own or {})
+                    own = sealed(piece.own())
                     answer = member.actor.do.remote(piece.kind, piece.arguments, self._number, self._shared, own)
                     member.work[answer] = index
 
