@@ -36,7 +36,7 @@ from fedkeep.method import (
     Update,
 )
 from fedkeep.model import Model, laid_out, mean_buffers, row_major, settle_buffers, weigh_buffers
-from fedkeep.tree import Params, Slots, add, add_into, finite, nbytes, scale, scale_in_place, sub
+from fedkeep.tree import Params, Slots, add, add_into, finite, nbytes, scale, scale_in_place, sub, sub_into
 
 SHARE = 1.5  # a block is at most one part in SHARE * workers of what is left: large first, small in the end
 
@@ -111,7 +111,7 @@ class ClientOutcome:
 
     update: Update
     memory: Memory
-    params: Params
+    params: Params  # empty if nobody wanted them
     buffers: Params
 
 
@@ -201,7 +201,7 @@ def warm_up(trainer: Trainer, broadcast: Broadcast, data: ClientData) -> None:
     ready = _receive(trainer, broadcast, data, None)
     for size in sorted(trainer.step.batch_sizes or ()):
         rows = torch.arange(size) % len(data.y)
-        trainer.step.program(ready.state, ready.constants, ready.x[rows], data.y[rows])
+        trainer.step.program(lambda: ready.state, ready.constants, ready.x[rows], data.y[rows])
 
 
 def client_round(
@@ -211,8 +211,12 @@ def client_round(
     memory: Memory | None,
     client: int,
     rng: np.random.Generator,
+    keep_model: bool = True,
 ) -> ClientOutcome:
-    """Train one client: receive, train, evaluate what the method needs, answer."""
+    """Train one client: receive, train, evaluate what the method needs, answer.
+
+    `keep_model`: False if nobody wants the local model: the update is then made in its place, and saves memory.
+    """
     method, model = trainer.method, trainer.model
     ready = _receive(trainer, broadcast, data, memory)
     start, x, y = ready.start, ready.x, data.y
@@ -226,12 +230,21 @@ def client_round(
     for m in method.mechanisms:
         result = LocalResult(end.w, ready.steps, end.track[m.name], before, after, fisher)
         finishes[m.name] = m.client_end(ready.contexts[m.name], result)
-    update = _update(trainer, client, len(y), ready.steps, sub(end.w, start), end.buffers, finishes)
+    spent = not keep_model and not any(_shared(end.w, finish) for finish in finishes.values())
+    delta = sub_into(end.w, start) if spent else sub(end.w, start)
+    update = _update(trainer, client, len(y), ready.steps, delta, end.buffers, finishes)
     kept = {name: finish.keep for name, finish in finishes.items()} if update.facts.finite else ready.memory
     if trainer.channels_last:
         update = replace(update, delta=row_major(update.delta), uploads=row_major(update.uploads))
         kept = row_major(kept)
-    return ClientOutcome(update, kept, end.w, end.buffers)
+    return ClientOutcome(update, kept, {} if spent else end.w, end.buffers)
+
+
+def _shared(params: Params, finish: Finish) -> bool:
+    """Whether a mechanism sends or keeps the local model's own tensors."""
+    mine = {tensor.untyped_storage().data_ptr() for tensor in params.values()}
+    kept = [tensor for slots in (finish.upload, finish.keep) for tree in slots.values() for tensor in tree.values()]
+    return any(tensor.untyped_storage().data_ptr() in mine for tensor in kept)
 
 
 def _update(

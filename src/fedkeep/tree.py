@@ -50,6 +50,11 @@ def sub(a: Params, b: Params) -> Params:
     return map_(torch.sub, a, b)
 
 
+def sub_into(a: Params, b: Params) -> Params:
+    """a - b, written into a"""
+    return map_(torch.Tensor.sub_, a, b)
+
+
 def mul(a: Params, b: Params) -> Params:
     """a * b, element by element"""
     return map_(torch.mul, a, b)

@@ -91,7 +91,8 @@ class Bench:
                 rng = stream(self.seed, "client", broadcast.round, client)
                 data = self.client_data(client)
                 trainer = self._trainer(broadcast.round, client, len(data.y))
-                outcome = client_round(trainer, broadcast, data, memories.get(client), client, rng)
+                memory = memories.get(client)
+                outcome = client_round(trainer, broadcast, data, memory, client, rng, keep_model=probed is not None)
                 kept[client] = outcome.memory
                 if probed is not None:
                     judged = evaluate(self.trainer.model, outcome.params, outcome.buffers, *probed)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -76,7 +77,14 @@ def simplify_cross_entropy(graph: fx.Graph) -> None:
 
 def _wanted(labels: Tensor, classes: int, examples: int, dtype: torch.dtype) -> Tensor:
     """- one hot / n"""
-    return torch.eye(classes, dtype=dtype, device=labels.device).mul_(-1.0 / examples).index_select(0, labels)
+    return _table(classes, examples, dtype).to(labels.device).index_select(0, labels)
+
+
+@cache
+def _table(classes: int, examples: int, dtype: torch.dtype) -> Tensor:
+    """The row of each label."""
+    with torch.inference_mode(False):  # it outlives the step that asks first
+        return torch.eye(classes, dtype=dtype).mul_(-1.0 / examples)
 
 
 def labels_beforehand(graph: fx.Graph) -> Labels:

@@ -71,13 +71,13 @@ class TracedStep:
     def open(self, state: LocalState, constants: Constants) -> Session:
         return _TracedSession(self, state, constants)
 
-    def program(self, state: LocalState, constants: Constants, x: Tensor, y: Tensor) -> Program | None:
+    def program(self, state: Callable[[], LocalState], constants: Constants, x: Tensor, y: Tensor) -> Program | None:
         """The recorded step for tensors like these, or None where the eager one is to be used."""
         if self.broken or (self.batch_sizes is not None and len(y) not in self.batch_sizes):
             return None
         key = (tuple(x.shape), x.is_contiguous(), _shape_of(constants.mechanisms))
         if key not in self.programs:
-            self.programs[key] = self._record(state, constants, x, y)
+            self.programs[key] = self._record(state(), constants, x, y)
         return self.programs[key]
 
     def _record(self, state: LocalState, constants: Constants, x: Tensor, y: Tensor) -> Program | None:
@@ -109,7 +109,7 @@ class _TracedSession:
 
     def _run(self, x: Tensor, y: Tensor, size: int) -> None:
         if size not in self._programs:
-            self._programs[size] = self._step.program(self.state(), self._constants, x[:size], y[:size])
+            self._programs[size] = self._step.program(self.state, self._constants, x[:size], y[:size])
         program = self._programs[size]
         if program is None:
             session = EagerStep(self._step.recipe).open(self.state(), self._constants)
