@@ -5,6 +5,7 @@ last         the last round
 top, mean    the best round; the mean over all rounds
 at, until    accuracy at a chosen round; the mean of the rounds up to it
 rounds       rounds until the target accuracy is first reached; nan where it never is
+stays        the first round from which on every round has the target accuracy; nan where there is none
 loss         mean loss of the last rounds
 forgetting   mean forgetting of the last rounds (WSM paper, Eq. 5 and 6)
 change, drop standard deviation of the round-to-round change of accuracy, and the largest drop
@@ -69,6 +70,12 @@ def _rounds(rounds: pd.DataFrame, asked: Asked) -> float:
     return _mean(numbers[values / asked.held >= asked.target][:1])
 
 
+def _stays(rounds: pd.DataFrame, asked: Asked) -> float:
+    numbers, values = _judged(rounds)
+    below = np.flatnonzero(values / asked.held < asked.target)
+    return _mean(numbers[below[-1] + 1 if len(below) else 0 :][:1])
+
+
 READINGS: dict[str, Callable[[pd.DataFrame, Asked], float]] = {
     "final": lambda rounds, asked: _tail(rounds, "accuracy", asked.last) / asked.held,
     "last": lambda rounds, asked: _mean(_judged(rounds)[1][-1:]) / asked.held,
@@ -77,6 +84,7 @@ READINGS: dict[str, Callable[[pd.DataFrame, Asked], float]] = {
     "at": _at,
     "until": _until,
     "rounds": _rounds,
+    "stays": _stays,
     "loss": lambda rounds, asked: _tail(rounds, "loss", asked.last),
     "forgetting": lambda rounds, asked: _tail(rounds, "forgetting", asked.last),
     "change": lambda rounds, asked: float(steadiness(_judged(rounds)[1]).change_std) / asked.held,
@@ -93,6 +101,7 @@ IN_WORDS = {
     "at": "accuracy at that round",
     "until": "mean of the rounds up to that one",
     "rounds": "rounds to the target accuracy",
+    "stays": "round from which on the target accuracy is never lost again",
     "loss": "test loss, mean of the last {last} rounds",
     "forgetting": "forgetting, mean of the last {last} rounds",
     "change": "standard deviation of the change from round to round",

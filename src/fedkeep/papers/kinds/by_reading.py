@@ -10,7 +10,7 @@ from fedkeep.papers.expand import Place, Row
 from fedkeep.papers.kinds.base import Context, Outcome
 from fedkeep.papers.readings import IN_WORDS, Asked, read
 
-UNITS = {"rounds": "count", "loss": "plain", "loss_change": "plain"}
+UNITS = {"rounds": "count", "stays": "count", "loss": "plain", "loss_change": "plain"}
 
 
 def reading_of(context: Context, place: Place) -> str:
@@ -30,7 +30,7 @@ def value_cell(context: Context, row: Row, place: Place, reading: str) -> Cell:
     for seed, run in context.runs(row, place).items():
         held = run.held_share if recipe.held_classes else 1.0
         values[seed] = read(reading, run.rounds, Asked(plan.last, at, place.column.target, held))
-    never = arm.config.rounds + 1.0 if reading == "rounds" else None
+    never = arm.config.rounds + 1.0 if reading in ("rounds", "stays") else None
     return context.cell(row, place.name, values, unit, never)
 
 
