@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,11 @@ def peer(name: str, task: Path, home: Path) -> Contender | str:
     command = (*prefix, str(python), *about.arguments, str(HERE / "peers" / about.script))
     environment = {**about.environment, TASK: str(task), "FLWR_HOME": str(home), "HOME": str(home)}
     return Contender(about.title, command, environment)
+
+
+def limit(workload: str, sources: Sources, shape: Workload) -> Contender:
+    """The bare products of a workload."""
+    return replace(ours("bare products", workload, sources, shape), command=(sys.executable, str(HERE / "bare.py")))
 
 
 def ours(

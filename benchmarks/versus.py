@@ -8,9 +8,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from contenders import PEERS, ours, peer
+from contenders import PEERS, limit, ours, peer
 from race import HERE, Outcome
-from tables import TIMES, Settings, Table, held, megabytes, problems, times
+from tables import TIMES, Settings, Table, held, megabytes, problems, seconds, times
 from tasks import Verdict, gflop_a_round, judge, write_task
 from workloads import Workload
 
@@ -24,7 +24,8 @@ def beside_peers(name: str, settings: Settings, peak: float) -> Table:
     """One workload: FedKeep and the peers in turns, and whether all did the same work."""
     shape = settings.shape(name)
     folder, prepared = write_task(name, settings.sources, shape)
-    contenders, notes = [ours("**FedKeep**", name, settings.sources, shape)], []
+    contenders = [ours("**FedKeep**", name, settings.sources, shape), limit(name, settings.sources, shape)]
+    notes = []
     for known in settings.peers:
         left_out = None if settings.all_peers else PEERS[known].leaves_out.get(name)
         found = left_out or peer(known, folder, settings.sources.folder)
@@ -34,11 +35,12 @@ def beside_peers(name: str, settings: Settings, peak: float) -> Table:
             contenders.append(found)
     outcomes = held(settings, contenders, shape, keep=True)
     notes += problems(outcomes)
+    bare = outcomes.pop(1)
     finished = [outcome for outcome in outcomes if outcome.seconds and outcome.params]
     verdicts = {outcome.name: judge(prepared, outcome.params) for outcome in finished}
     work = gflop_a_round(prepared)
     rows = [_peer_row(outcome, finished, verdicts, work, peak) for outcome in finished]
-    notes += _same_work(verdicts) + _against_best(name, finished)
+    notes += _same_work(verdicts) + _against_best(name, finished) + _against_limit(name, finished, bare, work, peak)
     head = ("", "how", *TIMES, "times as fast", "GFLOP/s", "of peak", "memory", "accuracy", "distance")
     return Table(f"{name}: {shape.title}", _peer_words(shape, work), head, rows, notes)
 
@@ -96,6 +98,21 @@ def _against_best(name: str, finished: Sequence[Outcome]) -> list[str]:
     return [
         f"**{ratio:.2f} x** the best peer ({best.name}), {by_median:.2f} x by medians; asked for: at least {least} x, "
         f"aim {aim} x: {verdict}"
+    ]
+
+
+def _against_limit(name: str, finished: Sequence[Outcome], bare: Outcome, work: float, peak: float) -> list[str]:
+    """How far FedKeep, and what was asked for, are from what is possible at all."""
+    if len(finished) < 2 or not bare.seconds:
+        return []
+    best, least = min(outcome.best for outcome in finished[1:]), GOALS[name][0]
+    possible = best / bare.best
+    return [
+        f"the limit: a round's matrix products and convolutions alone, in {bare.facts['how']}, take "
+        f"{seconds(bare.best)} ({work / bare.best:.0f} GFLOP/s, {work / bare.best / peak:.0%} of the peak), "
+        f"**{possible:.2f} x** the best peer"
+        + (f": {least} x is beyond it" if possible < least else "")
+        + f"; FedKeep runs at {bare.best / finished[0].best:.0%} of its speed"
     ]
 
 
