@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from fedkeep.mechanisms.ewc import EWC
 from fedkeep.method import Finish
 from fedkeep.tree import Params, add, add_scaled, map_, scale, sub, zeros_like
@@ -35,10 +37,16 @@ class RWalk(EWC):
         return {"score": zeros_like(params), "fisher": zeros_like(params)}
 
     def track(self, state, before, gradient, after, ctx):
-        fisher = map_(lambda f, g: self.gamma * f + (1 - self.gamma) * g * g, state["fisher"], gradient)
-        step = sub(after, before)
-        gain = map_(lambda g, d, f: (-g * d) / (0.5 * f * d * d + self.eps), gradient, step, fisher)
-        return {"score": add(state["score"], gain), "fisher": fisher}
+        fisher = map_(lambda f, g: torch.addcmul(self.gamma * f, g, g, value=1 - self.gamma), state["fisher"], gradient)
+        # (-g d) / (f d^2 / 2 + eps) = -2 g d / (f d^2 + 2 eps), in few passes over memory: it is done in every step
+        score = map_(
+            lambda s, g, d, f: torch.addcdiv(s, g * d, f * (d * d) + 2 * self.eps, value=-2.0),
+            state["score"],
+            gradient,
+            sub(after, before),
+            fisher,
+        )
+        return {"score": score, "fisher": fisher}
 
     def client_end(self, ctx, result):
         score = map_(lambda s: s.clamp(min=0), result.track["score"])
