@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from fedkeep.cli.console import duration, errors, note, output, print_json, table
+from fedkeep.cli.console import errors, note, output, print_json, table
 from fedkeep.cli.progress import Runs
 from fedkeep.cli.run import INTERRUPTED
 from fedkeep.errors import ConfigError, DataError
@@ -156,7 +156,7 @@ def _list(chosen: Sequence[Recipe], as_json: bool) -> None:
         return
     console = output()
     for recipe in chosen:
-        times = ", ".join(f"{scale} {_time(recipe.scales[scale].minutes)}" for scale in ("small", "paper"))
+        times = ", ".join(f"{scale} {recipe.scales[scale].takes}" for scale in ("small", "paper"))
         head = Text.assemble((f"{recipe.name:20}", "bold cyan"), f"{', '.join(recipe.data)}; {times}")
         console.print(head, Text(f"{recipe.where}. {recipe.claim}\n", "dim"), sep="\n")
     words = (
@@ -172,17 +172,6 @@ def _document(recipe: Recipe) -> dict[str, Any]:
     }
     known = {key: getattr(recipe, key) for key in ("name", "paper", "item", "where", "title", "kind", "claim", "data")}
     return known | {"scales": scales}
-
-
-def _time(minutes: float) -> str:
-    """How long it takes, about.
-
-    >>> _time(0.2), _time(25), _time(4200)
-    ('12.0 s', '25 min', '3 days')
-    """
-    if minutes >= 2 * 24 * 60:
-        return f"{minutes / 24 / 60:.0f} days"
-    return duration(60 * minutes) if minutes < 1 or minutes >= 60 else f"{minutes:.0f} min"
 
 
 def register(app: typer.Typer) -> None:

@@ -85,6 +85,18 @@ class Scale:
     lines: Mapping[str, Settings] = field(default_factory=dict)
     last: int = 0
 
+    @property
+    def takes(self) -> str:
+        """How long it takes, about.
+
+        >>> [Scale(minutes=minutes).takes for minutes in (0.2, 25, 800, 4200)]
+        ['12 s', '25 min', '13 h', '3 days']
+        """
+        for unit, length in (("days", 24 * 60), ("h", 60), ("min", 1)):
+            if self.minutes >= (2 if unit == "days" else 1) * length:
+                return f"{self.minutes / length:.0f} {unit}"
+        return f"{60 * self.minutes:.0f} s"
+
 
 @dataclass(frozen=True)
 class Check:

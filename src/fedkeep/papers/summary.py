@@ -59,7 +59,8 @@ def refresh(folder: Path) -> str:
 def _rows(recipe: Recipe, found: Sequence[tuple[Result, Path]], folder: str) -> list[str]:
     mine = [result for result, _ in found if result.name == recipe.name and result.scale != "smoke"]
     if not mine:
-        why = f"**{NOT_RUN}**, because nobody has run it yet"
+        times = " or ".join(f"{recipe.scales[scale].takes} ({scale})" for scale in ("small", "paper"))
+        why = f"**{NOT_RUN}**, because it takes {times} on two cores, and nobody has spent it yet"
         return [f"| {recipe.where} | {recipe.claim} | | | {why} |"]
     return [_row(result, folder) for result in mine]
 
