@@ -13,9 +13,11 @@ from fedkeep import rounds
 from fedkeep.aggregation import WeightedMean
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.grammar import parse
+from fedkeep.local.step import EagerStep
+from fedkeep.local.traced import TracedStep
 from fedkeep.local_opt import SGD, Adam
 from fedkeep.losses import ce
-from fedkeep.method import Facts, Method, Plan, Update
+from fedkeep.method import Facts, Finish, Mechanism, Method, Plan, Update
 from fedkeep.model import Model, mean_buffers
 from fedkeep.rng import stream
 from fedkeep.rounds import ClientData, NoUsableUpdate, ServerState, Trainer, collect, groups, merge, server_round
@@ -147,6 +149,39 @@ def test_the_result_does_not_depend_on_how_the_cohort_is_cut(name, count, block,
     assert_same_bits(cut.buffers, whole.buffers)
     if whole.usable:
         assert_same_bits(cut.uploads["scaffold"]["dc"], whole.uploads["scaffold"]["dc"])
+
+
+class Souvenir(Mechanism):
+    """Keeps the local model's own tensors and sends them, or does neither."""
+
+    name = "souvenir"
+
+    def __init__(self, wanted: bool):
+        self.wanted = wanted
+
+    def client_end(self, ctx, result):
+        return Finish(keep={"model": result.params}, upload={"model": result.params}) if self.wanted else Finish()
+
+
+@pytest.mark.parametrize("make_step", [EagerStep, TracedStep])
+@pytest.mark.parametrize("wanted", [True, False])
+def test_an_update_in_the_place_of_the_model_spoils_nothing(make_step, wanted):
+    method = Method(ce, WeightedMean("uniform"), ServerSGD(), (Souvenir(wanted),))
+    trainer = Trainer.of(Model.of(Network()), method, PLAN, make_step)
+    sent = rounds.broadcast_of(rounds.begin(method, *trainer.model.initial()))
+    before = {name: tensor.clone() for name, tensor in sent.params.items()}
+
+    def outcome(**how):
+        return rounds.client_round(trainer, sent, CLIENTS[0], None, 0, stream(0, "client"), **how)
+
+    kept, spent = outcome(), outcome(keep_model=False)
+    assert_same_bits(spent.update.delta, kept.update.delta)
+    assert_same_bits(sent.params, before)
+    if wanted:
+        assert_same_bits(spent.memory["souvenir"]["model"], kept.params)
+        assert_same_bits(spent.update.uploads["souvenir"]["model"], kept.params)
+    else:
+        assert spent.params == {}
 
 
 @given(count=st.integers(1, 300), workers=st.integers(1, 9))

@@ -14,11 +14,11 @@ from rich.text import Text
 from fedkeep.cli.console import output, print_json
 from fedkeep.cli.options import FIELDS, with_options
 from fedkeep.cli.partition_page import page
-from fedkeep.data import load
 from fedkeep.data.partition import Skew
 from fedkeep.data.partition import parse as parse_partition
 from fedkeep.errors import RunError
 from fedkeep.experiment import Config
+from fedkeep.experiment.build import data_key, load_data
 
 MOST_CLIENTS = 40  # in the terminal
 SHADES = ((0.0, "·", "grey50"), (0.05, "░", "blue"), (0.2, "▒", "cyan"), (0.5, "▓", "green"), (1.0, "█", "yellow"))
@@ -36,7 +36,7 @@ class Picture:
 
     @staticmethod
     def of(config: Config) -> Picture:
-        dataset = load(config.data, config.data_root or None, config.limit or None)
+        dataset = load_data(data_key(config))
         labels = dataset.train_y.numpy()
         spec = parse_partition(config.partition)
         made = spec.build(labels, config.clients or None, config.seed, groups=dataset.groups)

@@ -128,6 +128,11 @@ class Bench:
         return (laid_out(x) if self.trainer.channels_last else x), y
 
 
+def remembered(memories: Mapping[int, Memory], clients: Sequence[int]) -> dict[int, Memory]:
+    """What those of the clients remember that were trained before."""
+    return {client: memories[client] for client in clients if client in memories}
+
+
 def judging_chunks(bench: Bench, pool: str, rows: np.ndarray | None) -> list[np.ndarray]:
     """The rows of an evaluation in fixed pieces."""
     if rows is None:

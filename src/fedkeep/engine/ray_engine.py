@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.engine.base import TRIES, Bench, GroupResult, Models, joined, judging_chunks
+from fedkeep.engine.base import TRIES, Bench, GroupResult, Models, joined, judging_chunks, remembered
 from fedkeep.engine.crew import Crew, Member, oldest_first
 from fedkeep.engine.ray_cluster import Cluster, Lost
 from fedkeep.engine.ray_worker import BenchWorker, packed
@@ -67,11 +67,7 @@ class RayEngine:
         self, broadcast: Broadcast, groups: Sequence[Sequence[int]], memories: Mapping[int, Memory], rows: np.ndarray
     ) -> Iterable[GroupResult]:
         self._publish((broadcast, rows))
-
-        def remembered(group: Sequence[int]) -> Mapping[int, Memory]:
-            return {client: memories[client] for client in group if client in memories}
-
-        return self._run([Piece("train", (list(g),), partial(remembered, g)) for g in groups])
+        return self._run([Piece("train", (list(g),), partial(remembered, memories, g)) for g in groups])
 
     def judge(self, params, buffers, pool, rows=None) -> Judged:
         self._publish((params, buffers))

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from fedkeep.engine.arena import Arena
-from fedkeep.engine.base import TRIES, Bench, GroupResult, Models, joined, judging_chunks, portable
+from fedkeep.engine.base import TRIES, Bench, GroupResult, Models, joined, judging_chunks, portable, remembered
 from fedkeep.errors import RunError
 from fedkeep.local.evaluate import Judged
 from fedkeep.method import Memory, Update
@@ -80,10 +80,10 @@ class WorkerEngine:
     ) -> Iterable[GroupResult]:
         self._publish({"params": broadcast.params, "buffers": broadcast.buffers, "slots": broadcast.slots})
 
-        def remembered(group: Sequence[int]) -> Mapping[str, Any]:
-            return {str(client): memories[client] for client in group if client in memories}
+        def own(group: Sequence[int]) -> Mapping[str, Any]:
+            return {str(client): memory for client, memory in remembered(memories, group).items()}
 
-        return self._run([Work("train", (broadcast.round, list(g), rows), partial(remembered, g)) for g in groups])
+        return self._run([Work("train", (broadcast.round, list(g), rows), partial(own, g)) for g in groups])
 
     def judge(self, params, buffers, pool, rows=None) -> Judged:
         self._publish({"params": params, "buffers": buffers})

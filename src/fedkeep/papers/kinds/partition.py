@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedkeep.data import load
 from fedkeep.data.partition import parse as parse_partition
+from fedkeep.experiment.build import data_key, load_data
 from fedkeep.experiment.config import Config
 from fedkeep.papers import figures
 from fedkeep.papers.cells import Table
@@ -42,7 +42,7 @@ def partition(context: Context) -> Outcome:
 
 def holdings(config: Config) -> np.ndarray:
     """counts[k, c] of a config's partition."""
-    dataset = load(config.data, config.data_root or None, config.limit or None)
+    dataset = load_data(data_key(config))
     labels = dataset.train_y.numpy()
     made = parse_partition(config.partition).build(labels, config.clients or None, config.seed, groups=dataset.groups)
     return made.label_counts(labels, dataset.classes)
