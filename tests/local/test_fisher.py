@@ -147,6 +147,7 @@ def test_many_chunks_are_one_mean(monkeypatch):
     x, y = examples((4,), 23, 3)
     whole = diagonal_fisher(model, params, buffers, x, y)
     monkeypatch.setattr(module_under_test, "CHUNK", 7)
+    monkeypatch.setattr(module_under_test, "CHUNK_OF_IMAGES", 7)
     assert_trees(diagonal_fisher(model, params, buffers, x, y), as_numpy(whole))
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -23,31 +24,35 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedkeep.model import Model
-from fedkeep.tree import Params, add, scale, zeros_like
+from fedkeep.tree import Params, add_into, scale_in_place, zeros_like
 
-CHUNK = 200
+CHUNK = 1000  # examples at a time
+CHUNK_OF_IMAGES = 200  # where convolutions take one gradient per sample
 
 
 def diagonal_fisher(model: Model, params: Params, buffers: Params, x: Tensor, y: Tensor) -> Params:
     """The Fisher of all trainable parameters, by layers where every layer is known, else per sample."""
-    chunks = list(zip(x.split(CHUNK), y.split(CHUNK), strict=True))
     if _all_known(model):
+        light = not any(isinstance(layer, nn.Conv2d) for layer in model.module.modules())
         try:
-            return _mean(by_layers, model, params, buffers, chunks)
+            return _mean(by_layers, model, params, buffers, x, y, CHUNK if light else CHUNK_OF_IMAGES)
         except _Unknown:
             pass
-    return _mean(per_sample, model, params, buffers, chunks)
+    return _mean(per_sample, model, params, buffers, x, y, CHUNK_OF_IMAGES)
 
 
 class _Unknown(Exception):
     """A layer is used in a way whose closed form we do not have."""
 
 
-def _mean(one: Callable[..., Params], model: Model, params: Params, buffers: Params, chunks: list) -> Params:
-    total = zeros_like(params)
-    for x, y in chunks:
-        total = add(total, one(model, params, buffers, x, y))
-    return scale(total, 1.0 / max(1, sum(len(y) for _, y in chunks)))
+def _mean(
+    one: Callable[..., Params], model: Model, params: Params, buffers: Params, x: Tensor, y: Tensor, size: int
+) -> Params:
+    if not len(y):
+        return zeros_like(params)
+    chunks = zip(x.split(size), y.split(size), strict=True)
+    total = reduce(add_into, (one(model, params, buffers, *chunk) for chunk in chunks))
+    return scale_in_place(total, 1.0 / len(y))
 
 
 def per_sample(model: Model, params: Params, buffers: Params, x: Tensor, y: Tensor) -> Params:

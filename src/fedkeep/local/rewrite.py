@@ -243,11 +243,7 @@ def _emit_pull(graph: fx.Graph, value: Node, factor: float, term: Any, form: Lin
     alone = set(term.users) <= form.inner | {new} and set(way.users) == {term}
     if not alone or not all(_same_shape(one, value) for one in (rate, way.args[1])):
         return None
-    return graph.call_function(_move_towards, (value, way.args[1], rate))
-
-
-def _move_towards(w: Tensor, anchor: Tensor, rate: Tensor) -> Tensor:
-    return torch.lerp(w, anchor, rate, out=w)
+    return graph.call_function(torch.Tensor.lerp_, (value, way.args[1], rate))
 
 
 def _emit_term(graph: fx.Graph, value: Node, factor: float, term: Any, form: Linear, new: Node) -> Node:
