@@ -212,6 +212,10 @@ def _emit(graph: fx.Graph, old: Node, new: Node, form: Linear) -> Node:
             value = pulled
             others.remove((factor, term))
             break
+    back = next(((f, t) for f, t in others if abs(own + f - 1) < 1e-9 and 0 < f < 1), None)
+    if back is not None:  # (1 - f) old + f anchor: one pass, and the product keeps its fast form, with beta = 1
+        value, own = graph.call_function(torch.Tensor.lerp_, (value, back[1], back[0])), 1.0
+        others.remove(back)
     for factor, product in products:
         a, b = product.args
         value = graph.call_function(torch.Tensor.addmm_, (value, a, b), {"beta": own, "alpha": factor})
