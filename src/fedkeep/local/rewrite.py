@@ -23,24 +23,24 @@ from torch.fx import Node
 
 aten = torch.ops.aten
 Number = int | float
-Labels = Callable[[Tensor], Tensor]
+Before = Callable[[Tensor], Tensor]
 
 
-def rewrite(graph: fx.Graph, states: int) -> Labels:
+def rewrite(graph: fx.Graph, states: int) -> tuple[Before, Before]:
     """Rewrite a recorded step in place. Its first `states` inputs are replaced by its outputs, in order.
 
-    Returns what is to be done to the labels of many batches at once, before the step sees them.
+    Returns what is to be done to the examples and the labels of many batches at once, before the step sees them.
     """
     cancel_transposes(graph)
     simplify_cross_entropy(graph)
     graph.eliminate_dead_code()
-    labels = labels_beforehand(graph)
+    examples, labels = flat_beforehand(graph), labels_beforehand(graph)
     plain_sums(graph)
     update_in_place(graph, states)
     graph.eliminate_dead_code()
     fast_calls(graph)
     graph.lint()
-    return labels
+    return examples, labels
 
 
 def cancel_transposes(graph: fx.Graph) -> None:
@@ -87,7 +87,22 @@ def _table(classes: int, examples: int, dtype: torch.dtype) -> Tensor:
         return torch.eye(classes, dtype=dtype).mul_(-1.0 / examples)
 
 
-def labels_beforehand(graph: fx.Graph) -> Labels:
+def flat_beforehand(graph: fx.Graph) -> Before:
+    """If the step only needs its examples (its last input but one) in another shape, example by example, give it that."""
+    given = [node for node in graph.nodes if node.op == "placeholder"][-2]
+    users: list[Any] = list(given.users)
+    if len(users) != 1 or not _is(users[0], aten.view.default):
+        return lambda x: x
+    count, *shape = users[0].meta["val"].shape
+    if count != given.meta["val"].shape[0]:
+        return lambda x: x
+    users[0].replace_all_uses_with(given)
+    given.meta = users[0].meta
+    graph.erase_node(users[0])
+    return lambda x: x.reshape(len(x), *shape)
+
+
+def labels_beforehand(graph: fx.Graph) -> Before:
     """If the step only needs the one-hot form of its labels (its last input), give it that."""
     labels = [node for node in graph.nodes if node.op == "placeholder"][-1]
     users: list[Any] = list(labels.users)

@@ -27,10 +27,11 @@ from fedkeep.packing import pack, unpack
 class Program:
     """A recorded step: (state tensors..., constant tensors..., x, y) -> state tensors.
 
-    May write into the state tensors it is given. What is done to labels alone is done for all batches at once.
+    May write into the state tensors it is given. What is done to examples or labels alone is done for all batches at once.
     """
 
     step: Callable[..., Sequence[Tensor]]
+    examples: Callable[[Tensor], Tensor]
     labels: Callable[[Tensor], Tensor]
 
     def __call__(
@@ -38,7 +39,7 @@ class Program:
     ) -> Sequence[Tensor]:
         """One step for each batch of `size` examples."""
         step = self.step
-        for inputs, labels in zip(x.split(size), self.labels(y).split(size), strict=True):
+        for inputs, labels in zip(self.examples(x).split(size), self.labels(y).split(size), strict=True):
             tensors = step(*tensors, *fixed, inputs, labels)
         return tensors
 
@@ -150,9 +151,9 @@ def record(recipe: StepRecipe, state: LocalState, constants: Constants, x: Tenso
     with torch.no_grad():
         trace = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)
         recorded = trace(*tensors, *fixed, x, y)
-    labels = rewrite(recorded.graph, count)
+    beforehand = rewrite(recorded.graph, count)
     recorded.recompile()
-    return Program(recorded.forward, labels)
+    return Program(recorded.forward, *beforehand)
 
 
 def agrees(program: Program, recipe: StepRecipe, state: LocalState, constants: Constants, x: Tensor, y: Tensor) -> bool:
