@@ -52,8 +52,8 @@ def measuring(settings: Settings) -> Table:
             goal = f"at most +10 %: {'reached' if than_judged <= 0.1 else 'NOT reached'}" if last else ""
             rows.append((outcome.name, *times(outcome), f"{more:+.1%}", f"{than_judged:+.1%}" if last else "", goal))
     words = (
-        "A tenth of each client's examples is held out; all three train on the same rest. In turns, by best rounds. What "
-        "F_ki adds is the third row against the second: `--forgetting cohort` against `--forgetting off`, all else equal."
+        "A tenth of each client's examples is held out; all three train on the same rest. In turns, by best rounds. "
+        "What F_ki adds is the third row against the second: forgetting measured or not, all else equal."
     )
     head = ("every round", *TIMES, "more than training alone", "F_ki adds", "asked for")
     return Table("Measuring forgetting at W1", words, head, rows, problems(outcomes))

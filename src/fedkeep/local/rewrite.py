@@ -88,7 +88,7 @@ def _table(classes: int, examples: int, dtype: torch.dtype) -> Tensor:
 
 
 def flat_beforehand(graph: fx.Graph) -> Before:
-    """If the step only needs its examples (its last input but one) in another shape, example by example, give it that."""
+    """If the step only needs its examples (its last input but one) in another shape, each its own, give it that."""
     given = [node for node in graph.nodes if node.op == "placeholder"][-2]
     users: list[Any] = list(given.users)
     if len(users) != 1 or not _is(users[0], aten.view.default):

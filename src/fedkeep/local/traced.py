@@ -27,7 +27,8 @@ from fedkeep.packing import pack, unpack
 class Program:
     """A recorded step: (state tensors..., constant tensors..., x, y) -> state tensors.
 
-    May write into the state tensors it is given. What is done to examples or labels alone is done for all batches at once.
+    May write into the state tensors it is given. What is done to examples or labels alone is done for all batches at
+    once.
     """
 
     step: Callable[..., Sequence[Tensor]]
