@@ -62,7 +62,7 @@ def heavy_calls(prepared: Prepared) -> list[Call]:
     program = record(recipe, state, constants, x, y)
     listening = Listening(program.step.__self__)  # type: ignore[attr-defined]
     with torch.inference_mode():
-        listening.run(*pack(vars(state))[0], *pack(vars(constants))[0], x, program.labels(y))
+        listening.run(*pack(vars(state))[0], *pack(vars(constants))[0], program.examples(x), program.labels(y))
     return listening.calls
 
 
