@@ -136,6 +136,35 @@ def test_traced_is_eager_with_batch_norm_in_training_mode(name):
     assert max(moved) < 2e-3
 
 
+class Halves(nn.Module):
+    """Looks at each example as two, or flat and as an image too: no one shape can be given to it beforehand."""
+
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        self.part, self.whole, self.again = nn.Linear(32, 5), nn.Linear(64, 5), again
+
+    def forward(self, x):
+        halves = self.part(x.view(-1, 32)).view(-1, 2, 5).sum(1)
+        return self.whole(x.flatten(1)) + x.mean((2, 3)) if self.again else halves
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_examples_that_a_step_reshapes_in_its_own_way(again):
+    torch.manual_seed(0)
+    module = Halves(again)
+    eager, _ = federate("fedavg", module, SGD(0.05), EagerStep)
+    fast, trainer = federate("fedavg", module, SGD(0.05), traced)
+    assert not trainer.step.broken
+    assert_close(eager, fast)
+
+
+def test_a_flat_model_is_given_flat_examples_once_a_pass():
+    _, trainer = federate("fedavg", build("mlp"), SGD(0.05), traced)
+    for program in trainer.step.programs.values():
+        assert program.examples(torch.zeros(8, 1, 8, 8)).shape == (8, 64)
+        assert "view" not in program.step.__self__.code and "reshape" not in program.step.__self__.code
+
+
 class Branches(nn.Module):
     """A model whose path depends on the data."""
 
