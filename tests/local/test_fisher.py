@@ -142,12 +142,18 @@ def test_squares_of_sample_gradients_not_of_the_batch_gradient():
     assert diagonal_fisher(model, params, {}, x, y)["0.weight"].tolist() == [[0.25], [0.25]]
 
 
-def test_many_chunks_are_one_mean(monkeypatch):
-    model, params, buffers = shaken(nn.Sequential(nn.Linear(4, 3)))
-    x, y = examples((4,), 23, 3)
+@pytest.mark.parametrize(
+    ("layers", "shape", "chunk"),
+    [
+        ([nn.Linear(4, 3)], (4,), "CHUNK"),
+        ([nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(8, 3)], (1, 3, 3), "CHUNK_PER_SAMPLE"),
+    ],
+)
+def test_many_chunks_are_one_mean(monkeypatch, layers, shape, chunk):
+    model, params, buffers = shaken(nn.Sequential(*layers))
+    x, y = examples(shape, 23, 3)
     whole = diagonal_fisher(model, params, buffers, x, y)
-    monkeypatch.setattr(module_under_test, "CHUNK", 7)
-    monkeypatch.setattr(module_under_test, "CHUNK_OF_IMAGES", 7)
+    monkeypatch.setattr(module_under_test, chunk, 7)
     assert_trees(diagonal_fisher(model, params, buffers, x, y), as_numpy(whole))
 
 

@@ -27,7 +27,7 @@ from fedkeep.model import Model
 from fedkeep.tree import Params, add_into, scale_in_place, zeros_like
 
 CHUNK = 1000  # examples at a time
-CHUNK_OF_IMAGES = 200  # where convolutions take one gradient per sample
+CHUNK_PER_SAMPLE = 200  # where each example has a gradient of its own in memory
 
 
 def diagonal_fisher(model: Model, params: Params, buffers: Params, x: Tensor, y: Tensor) -> Params:
@@ -35,10 +35,10 @@ def diagonal_fisher(model: Model, params: Params, buffers: Params, x: Tensor, y:
     if _all_known(model):
         light = not any(isinstance(layer, nn.Conv2d) for layer in model.module.modules())
         try:
-            return _mean(by_layers, model, params, buffers, x, y, CHUNK if light else CHUNK_OF_IMAGES)
+            return _mean(by_layers, model, params, buffers, x, y, CHUNK if light else CHUNK_PER_SAMPLE)
         except _Unknown:
             pass
-    return _mean(per_sample, model, params, buffers, x, y, CHUNK_OF_IMAGES)
+    return _mean(per_sample, model, params, buffers, x, y, CHUNK_PER_SAMPLE)
 
 
 class _Unknown(Exception):

@@ -2,7 +2,9 @@
 
 - a weight's new value is a linear combination of its old value, constants and a gradient: written as such and added
   up in place, the matrix product that makes a dense gradient folded in: addmm_(w, a, b, beta, alpha)
+- a pull towards a fixed point is one lerp_
 - the gradient of a dense bias, a sum over rows, is added in one product with ones
+- what is done to examples or labels alone is taken out, to be done once for many batches
 - double transposes cancel; the loss's own value, which nobody asks for, is dropped
 - operations are called through torch's fast bindings
 
@@ -96,9 +98,7 @@ def flat_beforehand(graph: fx.Graph) -> Before:
     count, *shape = users[0].meta["val"].shape
     if count != given.meta["val"].shape[0]:
         return lambda x: x
-    users[0].replace_all_uses_with(given)
-    given.meta = users[0].meta
-    graph.erase_node(users[0])
+    _give(graph, given, users[0])
     return lambda x: x.reshape(len(x), *shape)
 
 
@@ -109,10 +109,15 @@ def labels_beforehand(graph: fx.Graph) -> Before:
     if len(users) != 1 or users[0].target is not _wanted:
         return lambda y: y
     _, *how = users[0].args
-    users[0].replace_all_uses_with(labels)
-    labels.meta = users[0].meta
-    graph.erase_node(users[0])
+    _give(graph, labels, users[0])
     return lambda y: _wanted(y, *how)
+
+
+def _give(graph: fx.Graph, given: Node, made: Node) -> None:
+    """From now on the input is what the step made of it."""
+    made.replace_all_uses_with(given)
+    given.meta = made.meta
+    graph.erase_node(made)
 
 
 @dataclass
