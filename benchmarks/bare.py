@@ -18,7 +18,7 @@ from torch import fx
 from turns import OPTIONS, Turns
 
 from fedkeep import grammar
-from fedkeep.engine.workers import keep_freed_memory
+from fedkeep.engine.allocator import keep_freed_memory
 from fedkeep.experiment.build import Prepared, cores, prepare, resolved
 from fedkeep.experiment.config import Config
 from fedkeep.local.step import Constants, StepRecipe

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 from fedkeep import __version__
 from fedkeep.cli import centralised, compare, data, demo, deploy, methods, partition, report, reproduce, run
 from fedkeep.cli.console import error, note, warnings_as_notes
+from fedkeep.engine.allocator import keep_freed_memory
 from fedkeep.errors import FedKeepError
 
 REFUSED = 2
@@ -19,6 +20,7 @@ class Commands(TyperGroup):
     """All commands; turns what FedKeep refuses into a message, an exit code, and no traceback."""
 
     def invoke(self, ctx: Any) -> Any:
+        keep_freed_memory()
         with warnings_as_notes():
             try:
                 return super().invoke(ctx)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedkeep.engine.allocator import keep_freed_memory
 from fedkeep.engine.base import Bench, portable
 from fedkeep.engine.sealed import Sealed, opened, sealed
 from fedkeep.errors import ConfigError
@@ -44,6 +45,7 @@ def _greet() -> Greeting:
     from ray.util import get_node_ip_address
 
     torch.set_num_threads(1)
+    keep_freed_memory()
     return greeting(ray.get_runtime_context().get_node_id(), get_node_ip_address())
 
 

@@ -7,7 +7,7 @@ that dies is replaced and its work done again: every piece of work depends on ke
 
 from __future__ import annotations
 
-import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedkeep.engine.allocator import keep_freed_memory
 from fedkeep.engine.arena import Arena
 from fedkeep.engine.base import TRIES, Bench, GroupResult, Models, joined, judging_chunks, portable, remembered
 from fedkeep.errors import RunError
@@ -30,7 +31,6 @@ from fedkeep.local.evaluate import Judged
 from fedkeep.method import Memory, Update
 from fedkeep.rounds import Broadcast, Bundle
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 AHEAD = 4  # pieces of work for each worker that may be done before their turn, and are held until it comes
 
 
@@ -233,6 +233,7 @@ def _serve(
         end.close()  # else a dead parent would go unnoticed
     torch.set_num_threads(1)
     keep_freed_memory()
+    gc.freeze()  # what the parent made stays as it is: no time to look through it, no copies of its pages
     while True:
         try:
             kind, arguments, published, number, private = pipe.recv()
@@ -249,17 +250,6 @@ def _serve(
             pipe.send(message)
         except (BrokenPipeError, ConnectionResetError):
             os._exit(0)
-
-
-def keep_freed_memory() -> None:
-    """Have the allocator keep up to 128 MB of what is freed, in pieces of up to 32 MB, for the next use.
-
-    Otherwise glibc gives a client's tensors back to the system and asks for them again, page by page.
-    """
-    with suppress(OSError, AttributeError):  # another C library has its own ways
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(M_MMAP_THRESHOLD, 32 << 20)
-        mallopt(M_TRIM_THRESHOLD, 128 << 20)
 
 
 def _do(bench: Bench, kind: str, arguments: tuple[Any, ...], shared: dict[str, Any], own: dict[str, Any]) -> Any:

@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from fedkeep.engine.allocator import keep_freed_memory
 from fedkeep.errors import FedKeepError
 from fedkeep.experiment.config import Config
 from fedkeep.experiment.run import execute
@@ -211,6 +212,7 @@ def serve() -> None:
     answers, given = os.fdopen(os.dup(1), "w", buffering=1), os.fdopen(os.dup(0))
     os.dup2(2, 1)  # what a part prints must not look like an answer
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    keep_freed_memory()
     me = os.getpid()
 
     def interrupt(number: int, frame: Any) -> None:
