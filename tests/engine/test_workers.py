@@ -22,6 +22,7 @@ from fedkeep.engine.workers import WorkerEngine
 from fedkeep.errors import RunError
 from fedkeep.experiment.build import prepare, simulation_of
 from fedkeep.experiment.config import Config
+from fedkeep.experiment.run import quiet_torch
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="worker processes need Linux")
 
@@ -105,9 +106,10 @@ def test_a_killed_worker_is_replaced_and_the_result_is_the_same(tmp_path, capfd)
         prepared, lambda b: WorkerEngine(replace(b, population=KillOnce(b.population, tmp_path / "x")), 2)
     )
     try:
-        for _ in range(3):
-            calm.step()
-            rough.step()
+        with quiet_torch():
+            for _ in range(3):
+                calm.step()
+                rough.step()
     finally:
         rough.engine.close()
     assert (tmp_path / "x").exists(), "nobody was killed: the test shows nothing"
