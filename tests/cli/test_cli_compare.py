@@ -173,3 +173,20 @@ def test_interrupted_says_how_to_go_on(tmp_path, monkeypatch):
     again = call(tmp_path / "comparison.toml", "--out", tmp_path, "--jobs", 1)
     assert again.exit_code == 0
     assert "went on from round 1" in again.stderr
+
+
+def test_labels_are_not_broken_where_others_can_be(capsys):
+    from rich.console import Console
+
+    from fedkeep.cli.console import keep_whole, table
+
+    labels = ["fedavg", "fedprox(mu=0.1)+tce"]
+    for whole in (True, False):
+        shown = table("method", "a", "b", numbers=("a", "b"))
+        for label in labels:
+            shown.add_row(label, "0.512 ± 0.013", "+0.104 [-0.021, +0.229]")
+        keep_whole(shown, labels, most=30 if whole else 10)
+        Console(width=40).print(shown)
+        lines = capsys.readouterr().out.splitlines()
+        assert any(line.startswith(labels[1]) for line in lines) == whole
+        assert all(len(line) <= 40 for line in lines)

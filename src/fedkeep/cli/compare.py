@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from fedkeep.cli.console import duration, errors, note, output, print_json, size, table
+from fedkeep.cli.console import duration, errors, keep_whole, note, output, print_json, size, table
 from fedkeep.cli.options import FIELDS, is_file, with_options
 from fedkeep.cli.progress import Runs
 from fedkeep.cli.run import INTERRUPTED
@@ -172,6 +172,7 @@ def show(found: Comparison, files: dict[str, Path]) -> None:
                 *settings,
                 *(Text(cells[name.split(" ")[0]]) for name in columns),
             )
+    keep_whole(shown, (arm.label for arm in found.arms))
     console.print(shown)
     for text in (_legend(found), found.how_chosen):
         if text:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from fedkeep.cli.console import errors, note, output, print_json, table
+from fedkeep.cli.console import errors, keep_whole, note, output, print_json, table
 from fedkeep.cli.progress import Runs
 from fedkeep.cli.run import INTERRUPTED
 from fedkeep.errors import ConfigError, DataError
@@ -147,6 +147,7 @@ def _laid_out(found: Table) -> Any:
     shown = table("", *columns, numbers=tuple(columns), title=found.title)
     for row in rows:
         shown.add_row(Text(row, "cyan"), *(Text(cell_text(found, row, column)) for column in columns))
+    keep_whole(shown, rows)
     return shown
 
 

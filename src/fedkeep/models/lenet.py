@@ -33,7 +33,8 @@ class LeNet(nn.Module):
         self.classifier = nn.Linear(84, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = functional.pad(x, self.border)
+        if any(self.border):
+            x = functional.pad(x, self.border)
         x = functional.relu(functional.max_pool2d(self.conv1(x), 2))
         x = functional.relu(functional.max_pool2d(self.conv2(x), 2))
         x = functional.relu(self.dense1(x.flatten(1)))
