@@ -14,6 +14,7 @@ from fedkeep.errors import ConfigError
 from fedkeep.models import build, names
 from fedkeep.models.densenet import DenseLayer, Transition
 from fedkeep.models.norm import normalisation
+from fedkeep.models.pool import halved
 from fedkeep.models.resnet import Block
 from fedkeep.rng import stream, torch_seeded
 
@@ -344,3 +345,16 @@ def test_senseless_shapes_and_class_counts_are_refused():
         build("mlp", (), 10)
     with pytest.raises(ConfigError, match="classes=1"):
         build("mlp", (4,), 1)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 8, 8), (1, 6, 7, 5), (3, 20, 4, 9)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_pool_without_gradients_is_the_pool(shape, layout):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).contiguous(memory_format=layout)
+    x[0, 0, 0, 0] = float("nan")
+    wanted = torch.nn.functional.max_pool2d(x, 2)
+    with torch.inference_mode():
+        got = halved(x)
+    assert torch.equal(got.nan_to_num(9.0), wanted.nan_to_num(9.0)) and wanted.isnan().any()
+    assert torch.equal(halved(x).nan_to_num(9.0), wanted.nan_to_num(9.0))
+    assert got.is_contiguous(memory_format=layout)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedkeep.models.pool import halved
+
 
 class CNN(nn.Module):
     """Two padded 5x5 convolutions (32, 64), each with 2x2 max pool and ReLU, then 512 dense units.
@@ -27,8 +29,8 @@ class CNN(nn.Module):
         self.classifier = nn.Linear(512, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = functional.relu(functional.max_pool2d(self.conv1(x), 2))
-        x = functional.relu(functional.max_pool2d(self.conv2(x), 2))
+        x = functional.relu(halved(self.conv1(x)))
+        x = functional.relu(halved(self.conv2(x)))
         return self.classifier(functional.relu(self.dense(x.flatten(1))))
 
 
@@ -50,8 +52,8 @@ class CNN2(nn.Module):
         self.classifier = nn.Linear(50, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = functional.relu(functional.max_pool2d(self.conv1(x), 2))
-        x = functional.relu(functional.max_pool2d(self.conv2(x), 2))
+        x = functional.relu(halved(self.conv1(x)))
+        x = functional.relu(halved(self.conv2(x)))
         return self.classifier(functional.relu(self.dense(x.flatten(1))))
 
 

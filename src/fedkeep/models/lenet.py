@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedkeep.models.cnn import side_after_two_pools
+from fedkeep.models.pool import halved
 
 SIDE = 32
 
@@ -35,8 +36,8 @@ class LeNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if any(self.border):
             x = functional.pad(x, self.border)
-        x = functional.relu(functional.max_pool2d(self.conv1(x), 2))
-        x = functional.relu(functional.max_pool2d(self.conv2(x), 2))
+        x = functional.relu(halved(self.conv1(x)))
+        x = functional.relu(halved(self.conv2(x)))
         x = functional.relu(self.dense1(x.flatten(1)))
         return self.classifier(functional.relu(self.dense2(x)))
 
