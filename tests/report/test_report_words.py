@@ -55,6 +55,12 @@ def test_forgetting_little_by_knowing_little_is_not_praised() -> None:
     assert "a model that knows less has less to forget" in text(summary, "Which method helps")
 
 
+def test_who_helps_most_need_not_forget_least() -> None:
+    runs = [made_up("fedavg", accuracy=[0.9], forgetting=[0.4]), made_up("wsm", accuracy=[0.8], forgetting=[0.05])]
+    lead = summarise(group([*runs, made_up("scaffold", accuracy=[0.95], forgetting=[0.1])])).lead
+    assert lead.startswith("`scaffold` forgets least of those that lose no accuracy: a round of local training costs")
+
+
 def test_gaining_is_not_called_forgetting() -> None:
     runs = [made_up("fedavg", accuracy=[0.5], forgetting=[0.3]), made_up("tce", accuracy=[0.5], forgetting=[-0.1])]
     summary = summarise(group(runs))
