@@ -11,11 +11,13 @@ from typing import Any
 import pandas as pd
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 import fedkeep.report
 from fedkeep.cli import Commands
 from fedkeep.cli import compare as command
+from fedkeep.cli.console import keep_whole, table
 from fedkeep.simulate import Simulation
 
 SMALL = ("--clients", "4", "--rounds", "2", "--local-epochs", "1", "--limit", "200", "--step", "eager", "--jobs", "1")
@@ -176,16 +178,12 @@ def test_interrupted_says_how_to_go_on(tmp_path, monkeypatch):
 
 
 def test_labels_are_not_broken_where_others_can_be(capsys):
-    from rich.console import Console
-
-    from fedkeep.cli.console import keep_whole, table
-
     labels = ["fedavg", "fedprox(mu=0.1)+tce"]
     for whole in (True, False):
         shown = table("method", "a", "b", numbers=("a", "b"))
         for label in labels:
             shown.add_row(label, "0.512 ± 0.013", "+0.104 [-0.021, +0.229]")
-        keep_whole(shown, labels, most=30 if whole else 10)
+        keep_whole(shown, most=30 if whole else 10)
         Console(width=40).print(shown)
         lines = capsys.readouterr().out.splitlines()
         assert any(line.startswith(labels[1]) for line in lines) == whole

@@ -172,7 +172,7 @@ def show(found: Comparison, files: dict[str, Path]) -> None:
                 *settings,
                 *(Text(cells[name.split(" ")[0]]) for name in columns),
             )
-    keep_whole(shown, (arm.label for arm in found.arms))
+    keep_whole(shown)
     console.print(shown)
     for text in (_legend(found), found.how_chosen):
         if text:

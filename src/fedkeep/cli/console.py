@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -105,9 +105,9 @@ def table(*columns: str, numbers: tuple[str, ...] = (), title: str | None = None
     return made
 
 
-def keep_whole(made: Table, labels: Iterable[str], most: int = 28) -> None:
-    """Labels in the first column are not broken, unless one is longer than `most`; rather the other columns are."""
-    made.columns[0].no_wrap = max(map(len, labels), default=0) <= most
+def keep_whole(made: Table, most: int = 28) -> None:
+    """Cells of the first column are not broken, unless one is longer than `most`; rather the other columns are."""
+    made.columns[0].no_wrap = all(len(str(cell)) <= most for cell in made.columns[0].cells)
 
 
 def size(count: float) -> str:

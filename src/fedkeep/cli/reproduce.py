@@ -147,7 +147,7 @@ def _laid_out(found: Table) -> Any:
     shown = table("", *columns, numbers=tuple(columns), title=found.title)
     for row in rows:
         shown.add_row(Text(row, "cyan"), *(Text(cell_text(found, row, column)) for column in columns))
-    keep_whole(shown, rows)
+    keep_whole(shown)
     return shown
 
 

@@ -14,7 +14,7 @@ def keep_freed_memory() -> bool:
     """Have the allocator keep what is freed, in pieces of up to 32 MB, for the next use; says whether it agreed.
 
     Otherwise glibc gives a step's tensors back to the system and the next step asks for them again, page by page,
-    each cleared first: 8 % of the time of a ResNet-18. What is kept was needed a moment ago and will be needed again.
+    each cleared first. What is kept was needed a moment ago and will be needed again.
     """
     with suppress(OSError, AttributeError):  # another C library has its own ways
         mallopt = ctypes.CDLL(None).mallopt
