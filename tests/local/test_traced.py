@@ -1,4 +1,4 @@
-"""The recorded step against its eager twin."""
+"""The recorded step, replayed and compiled, against its eager twin."""
 
 from __future__ import annotations
 
@@ -60,6 +60,15 @@ def traced(recipe: StepRecipe) -> TracedStep:
     return TracedStep(recipe)
 
 
+def compiled(recipe: StepRecipe) -> TracedStep:
+    return TracedStep(recipe, compile=True)
+
+
+def all_compiled(step: TracedStep) -> bool:
+    """Whether every recorded step has become machine code that gives the eager step's weights."""
+    return not step.broken and all(program and program.compiled for program in step.programs.values())
+
+
 def assert_close(a, b, tolerance=1e-5):
     for name, tensor in a.params.items():
         torch.testing.assert_close(tensor, b.params[name], rtol=1e-4, atol=tolerance)
@@ -81,6 +90,15 @@ def test_traced_is_eager_for_every_method(base, loss):
     assert_close(eager, fast)
 
 
+@pytest.mark.parametrize(("base", "loss"), list(itertools.product(BASES, LOSSES)))
+def test_compiled_is_eager_for_every_method(base, loss):
+    name, options = f"{base}+{loss}", {"rounds": 2, "clients": 2, "examples": (11, 8)}
+    eager, _ = federate(name, build("mlp"), SGD(0.05), EagerStep, **options)
+    fast, trainer = federate(name, build("mlp"), SGD(0.05), compiled, **options)
+    assert trainer.step.programs and all_compiled(trainer.step)
+    assert_close(eager, fast)
+
+
 @pytest.mark.parametrize("optimizer", [SGD(0.05), SGD(0.05, 0.9), SGD(0.05, 0.9, 0.01), SGD(0.05, 0.0, 0.1)])
 @pytest.mark.parametrize(
     "base", ["fedavg", "fedprox(mu=0.1)", "scaffold", "fedavg+ewc(lam=10)", "fedavg+rwalk(lam=0.1)"]
@@ -90,8 +108,10 @@ def test_traced_is_eager_for_every_optimiser(base, optimizer):
         warnings.simplefilter("ignore")
         eager, _ = federate(base, build("mlp"), optimizer, EagerStep)
         fast, trainer = federate(base, build("mlp"), optimizer, traced)
-    assert not trainer.step.broken
+        fastest, compiling = federate(base, build("mlp"), optimizer, compiled)
+    assert not trainer.step.broken and all_compiled(compiling.step)
     assert_close(eager, fast)
+    assert_close(eager, fastest)
 
 
 def test_traced_is_eager_for_adam():
@@ -101,6 +121,9 @@ def test_traced_is_eager_for_adam():
     fast, trainer = federate("fedavg", build("mlp"), optimizer, traced)
     assert not trainer.step.broken
     assert_close(eager, fast, tolerance=1e-4)
+    fastest, trainer = federate("fedavg", build("mlp"), optimizer, compiled)
+    assert all_compiled(trainer.step)
+    assert_close(eager, fastest, tolerance=1e-4)
 
 
 CASES = [
@@ -120,6 +143,25 @@ def test_traced_is_eager_for_every_model(name, shape, norm, last):
     fast, trainer = federate("fedavg+wsm", build(name, shape, norm), SGD(0.01), traced, last=last, **options)
     assert not trainer.step.broken
     assert_close(eager, fast, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("name", ["cnn", "cnn2", "lenet"])
+@pytest.mark.parametrize("method", ["fedavg", "scaffold+wsm", "fedprox(mu=0.1)+tce", "importance(lam=10)"])
+def test_compiled_is_eager_for_images_with_their_channels_last(name, method):
+    options = {"rounds": 2, "clients": 2, "examples": (4, 7), "shape": (3, 28, 28)}
+    eager, _ = federate(method, build(name, (3, 28, 28)), SGD(0.01, 0.0, 1e-3), EagerStep, **options)
+    fast, trainer = federate(method, build(name, (3, 28, 28)), SGD(0.01, 0.0, 1e-3), compiled, last=True, **options)
+    assert all_compiled(trainer.step)
+    assert_close(eager, fast, tolerance=1e-4)
+
+
+@pytest.mark.parametrize(("name", "norm"), [("resnet-shallow", "batch"), ("cnn", "batch")])
+def test_a_step_without_kernels_for_all_of_it_is_replayed(name, norm):
+    options = {"rounds": 1, "clients": 1, "examples": (4,)}
+    replayed, _ = federate("fedavg", build(name, norm=norm), SGD(0.01), traced, **options)
+    fast, trainer = federate("fedavg", build(name, norm=norm), SGD(0.01), compiled, **options)  # channels first
+    assert not trainer.step.broken and not any(program.compiled for program in trainer.step.programs.values())
+    assert_close(replayed, fast, tolerance=0)
 
 
 @pytest.mark.parametrize("name", ["resnet-shallow", "densenet121"])
@@ -153,9 +195,10 @@ def test_examples_that_a_step_reshapes_in_its_own_way(again):
     torch.manual_seed(0)
     module = Halves(again)
     eager, _ = federate("fedavg", module, SGD(0.05), EagerStep)
-    fast, trainer = federate("fedavg", module, SGD(0.05), traced)
-    assert not trainer.step.broken
-    assert_close(eager, fast)
+    for step in (traced, compiled):
+        fast, trainer = federate("fedavg", module, SGD(0.05), step)
+        assert not trainer.step.broken
+        assert_close(eager, fast)
 
 
 def test_a_flat_model_is_given_flat_examples_once_a_pass():
@@ -214,11 +257,12 @@ class Dropout(nn.Module):
 
 def test_dropout_is_keyed_and_the_same_traced_and_eager():
     results = []
-    for step in (EagerStep, EagerStep, traced):
+    for step in (EagerStep, EagerStep, traced, compiled):
         torch.manual_seed(0)
         results.append(federate("fedavg", Dropout(), SGD(0.05), step)[0])
     assert_close(results[0], results[1], tolerance=0)
     assert_close(results[0], results[2])
+    assert_close(results[0], results[3])
 
 
 def test_frozen_layers_are_traced_as_constants():
@@ -233,10 +277,11 @@ def test_frozen_layers_are_traced_as_constants():
         )
         return client_round(trainer, broadcast_of(state), data, None, 0, stream(0, "client")).update.delta
 
-    a, b = run(EagerStep), run(traced)
-    assert a.keys() == b.keys() and not any("classifier" in name for name in a)
-    for name in a:
-        torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-6)
+    a = run(EagerStep)
+    for b in (run(traced), run(compiled)):
+        assert a.keys() == b.keys() and not any("classifier" in name for name in a)
+        for name in a:
+            torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-6)
 
 
 def test_only_the_sizes_worth_it_are_recorded():
@@ -246,10 +291,11 @@ def test_only_the_sizes_worth_it_are_recorded():
     assert {key[0][0] for key in trainer.step.programs} == {4}
 
 
-def test_the_start_is_never_written_to():
+@pytest.mark.parametrize("step", [traced, compiled])
+def test_the_start_is_never_written_to(step):
     model = Model.of(build("mlp"))
     method = grammar.parse("fedavg")
-    trainer = Trainer.of(model, method, Plan(SGD(0.5), batch_size=4), traced)
+    trainer = Trainer.of(model, method, Plan(SGD(0.5), batch_size=4), step)
     state = begin(method, *model.initial())
     kept = {name: tensor.clone() for name, tensor in state.params.items()}
     y = torch.arange(8) % 4

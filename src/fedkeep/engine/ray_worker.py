@@ -33,7 +33,8 @@ class Greeting:
 
 def versions() -> dict[str, str]:
     """The versions that must be the same everywhere for results to be."""
-    return {"fedkeep": metadata.version("fedkeep"), "torch": torch.__version__, "numpy": np.__version__}
+    others = {name: metadata.version(name) for name in ("fedkeep", "llvmlite")}
+    return {**others, "torch": torch.__version__, "numpy": np.__version__}
 
 
 def greeting(node: str = "", place: str = "") -> Greeting:
@@ -53,7 +54,7 @@ def packed(bench: Bench) -> Sealed:
     """A bench ready to travel: without recordings of its step, which every process makes for itself."""
     step = bench.trainer.step
     if isinstance(step, TracedStep):
-        step = TracedStep(step.recipe, step.batch_sizes, broken=step.broken)
+        step = replace(step, programs={})
     return sealed(replace(bench, trainer=replace(bench.trainer, step=step)))
 
 

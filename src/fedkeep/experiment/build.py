@@ -168,11 +168,11 @@ def resolved(prepared: Prepared) -> Prepared:
 
 
 def step_for(config: Config, population: Population) -> Callable[[StepRecipe], Step]:
-    """How local steps are run: recorded once and replayed, or eagerly."""
+    """How local steps are run: recorded once, then compiled or replayed; or eagerly."""
     if config.step == "eager":
         return EagerStep
     sizes = worth_recording(population.some_sizes, config.batch_size)
-    return lambda recipe: TracedStep(recipe, sizes)
+    return lambda recipe: TracedStep(recipe, sizes, compile=config.step == "auto")
 
 
 def engine_for(config: Config) -> Callable[[Bench], Engine]:

@@ -116,7 +116,11 @@ class Config:
         "", "With --engine ray: HOST:PORT of a cluster, or auto to find one; without it Ray runs here.", speed=True
     )
     device: str = _option("cpu", "With --engine ray: a worker per core (cpu) or per GPU (gpu).", speed=True)
-    step: str = _option("auto", "How a local step runs, also on Ray: auto, eager or traced.", speed=True)
+    step: str = _option(
+        "auto",
+        "How a local step runs, also on Ray: eager, traced (recorded and replayed), auto (recorded and compiled).",
+        speed=True,
+    )
     layout: str = _option("auto", "Images in memory: rows, channels-last, or auto: the faster, measured.", speed=True)
     workers: int = _option(
         0, "Worker processes; 0 uses all cores (of the cluster), 1 works in this process.", speed=True

@@ -50,8 +50,20 @@ def train(
         if double_single:
             rows = doubled(rows, plan.batch_size)
         size = 2 if double_single and plan.batch_size == 1 else plan.batch_size
-        session(x.index_select(0, rows), y.index_select(0, rows), size)
+        session(rows_of(x, rows), y.index_select(0, rows), size)
     return session.state()
+
+
+def rows_of(x: Tensor, rows: Tensor) -> Tensor:
+    """Some of the examples, in the same memory layout (torch's own `index_select` gives channels first).
+
+    >>> images = torch.zeros(5, 3, 2, 2).contiguous(memory_format=torch.channels_last)
+    >>> rows_of(images, torch.tensor([4, 1])).stride() == images.stride()
+    True
+    """
+    if x.dim() == 4 and not x.is_contiguous():
+        return x.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
+    return x.index_select(0, rows)
 
 
 def doubled(rows: Tensor, batch_size: int) -> Tensor:

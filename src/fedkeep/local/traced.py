@@ -11,13 +11,15 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fedkeep.local.compiled import Compiled, compile_step
 from fedkeep.local.rewrite import rewrite
 from fedkeep.local.step import Constants, EagerStep, LocalState, Session, StepRecipe, autograd
 from fedkeep.packing import pack, unpack
@@ -34,11 +36,14 @@ class Program:
     step: Callable[..., Sequence[Tensor]]
     examples: Callable[[Tensor], Tensor]
     labels: Callable[[Tensor], Tensor]
+    compiled: Compiled | None = None  # the same as machine code
 
     def __call__(
         self, tensors: Sequence[Tensor], fixed: Sequence[Tensor], x: Tensor, y: Tensor, size: int
     ) -> Sequence[Tensor]:
         """One step for each batch of `size` examples."""
+        if self.compiled is not None:
+            return self.compiled(tensors, fixed, self.examples(x), self.labels(y), size)
         step = self.step
         for inputs, labels in zip(self.examples(x).split(size), self.labels(y).split(size), strict=True):
             tensors = step(*tensors, *fixed, inputs, labels)
@@ -69,6 +74,7 @@ class TracedStep:
     batch_sizes: frozenset[int] | None = None
     programs: dict[Any, Program | None] = field(default_factory=dict)
     broken: bool = False
+    compile: bool = False  # to machine code, where every operation is known
 
     def open(self, state: LocalState, constants: Constants) -> Session:
         return _TracedSession(self, state, constants)
@@ -84,7 +90,10 @@ class TracedStep:
 
     def _record(self, state: LocalState, constants: Constants, x: Tensor, y: Tensor) -> Program | None:
         try:
-            program = record(self.recipe, state, constants, x, y)
+            program = record(self.recipe, state, constants, x, y, self.compile)
+            if program.compiled is not None and agrees(program, self.recipe, state, constants, x, y):
+                return program
+            program = replace(program, compiled=None)
             if agrees(program, self.recipe, state, constants, x, y):
                 return program
             why = "its recorded step does not give the same weights"
@@ -138,7 +147,9 @@ def _shape_of(mechanisms: dict[str, Any]) -> str:
     return str(pack(mechanisms)[1])
 
 
-def record(recipe: StepRecipe, state: LocalState, constants: Constants, x: Tensor, y: Tensor) -> Program:
+def record(
+    recipe: StepRecipe, state: LocalState, constants: Constants, x: Tensor, y: Tensor, compile: bool = False
+) -> Program:
     """Record one step on tensors like these."""
     tensors, skeleton = pack(_nested(state))
     fixed, fixed_skeleton = pack(_nested_constants(constants))
@@ -154,7 +165,11 @@ def record(recipe: StepRecipe, state: LocalState, constants: Constants, x: Tenso
         recorded = trace(*tensors, *fixed, x, y)
     beforehand = rewrite(recorded.graph, count)
     recorded.recompile()
-    return Program(recorded.forward, *beforehand)
+    compiled = None
+    if compile:
+        with suppress(Exception):  # an operation without a kernel, or used in a way that none is written for
+            compiled = compile_step(recorded.graph, count)
+    return Program(recorded.forward, *beforehand, compiled)
 
 
 def agrees(program: Program, recipe: StepRecipe, state: LocalState, constants: Constants, x: Tensor, y: Tensor) -> bool:

@@ -1,0 +1,1 @@
+"""Machine code for recorded steps: matrix products, convolutions and elementwise passes for shapes known beforehand."""
