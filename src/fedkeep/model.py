@@ -20,6 +20,13 @@ from fedkeep.errors import ConfigError
 from fedkeep.tree import Params, add, clone
 
 
+class MachineCode(dict[Any, Any]):
+    """Compiled functions by the shapes they are for; they stay in their process, a copy elsewhere begins empty."""
+
+    def __reduce__(self) -> tuple[type[MachineCode], tuple[()]]:
+        return MachineCode, ()
+
+
 @dataclass(frozen=True, eq=False)
 class Model:
     """A module seen as a function; `frozen` names layers whose weights are fixed and never travel."""
@@ -28,10 +35,14 @@ class Model:
     frozen: tuple[str, ...] = ()
     fixed: Params = field(default_factory=dict, repr=False)
     has_batch_norm: bool = False
+    compiled: MachineCode | None = field(default=None, repr=False)  # of its forward pass, where that is wanted
 
     @staticmethod
-    def of(module: nn.Module, frozen: Sequence[str] = ()) -> Model:
-        """Wrap a module. A name in `frozen` freezes that parameter or every parameter of that layer."""
+    def of(module: nn.Module, frozen: Sequence[str] = (), compile: bool = False) -> Model:
+        """Wrap a module. A name in `frozen` freezes that parameter or every parameter of that layer.
+
+        `compile`: judge it with machine code, where its forward pass allows that.
+        """
         names = [name for name, _ in module.named_parameters()]
         for layer in frozen:
             if not any(_belongs(name, layer) for name in names):
@@ -42,7 +53,7 @@ class Model:
         for parameter in module.parameters():
             parameter.requires_grad_(False)
         batch_norm = any(isinstance(part, _BatchNorm) for part in module.modules())
-        return Model(module, tuple(frozen), fixed, batch_norm)
+        return Model(module, tuple(frozen), fixed, batch_norm, MachineCode() if compile else None)
 
     def initial(self) -> tuple[Params, Params]:
         """Copies of the module's own trainable tensors and buffers."""

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.local.evaluate import evaluate
+from fedkeep.local.evaluate import right_of
 from fedkeep.local.fisher import diagonal_fisher
-from fedkeep.local.loop import train
+from fedkeep.local.loop import rows_of, train
 from fedkeep.local.step import Constants, EagerStep, LocalState, Session, Step, StepRecipe
 from fedkeep.local.traced import TracedStep
 from fedkeep.method import (
@@ -195,13 +195,14 @@ def opened(trainer: Trainer, broadcast: Broadcast, data: ClientData) -> tuple[Se
 
 
 def warm_up(trainer: Trainer, broadcast: Broadcast, data: ClientData) -> None:
-    """Record the steps that can be recorded, before workers part, so that each need not do it again."""
+    """Record and compile what can be, before workers part, so that each need not do it again."""
     if not isinstance(trainer.step, TracedStep):
         return
     ready = _receive(trainer, broadcast, data, None)
     for size in sorted(trainer.step.batch_sizes or ()):
         rows = torch.arange(size) % len(data.y)
-        trainer.step.program(lambda: ready.state, ready.constants, ready.x[rows], data.y[rows])
+        trainer.step.program(lambda: ready.state, ready.constants, rows_of(ready.x, rows), data.y[rows])
+    right_of(trainer.model, ready.start, broadcast.buffers, ready.x[:1], data.y[:1])
 
 
 def client_round(
@@ -223,8 +224,8 @@ def client_round(
     torch.default_generator.manual_seed(int(rng.integers(2**63)))  # dropout and the like, keyed as all else
     end = train(trainer.step, ready.state, x, y, ready.constants, trainer.plan, rng, model.has_batch_norm)
 
-    before = cache(lambda: evaluate(model, start, broadcast.buffers, x, y).correct)
-    after = cache(lambda: evaluate(model, end.w, end.buffers, x, y).correct)
+    before = cache(lambda: right_of(model, start, broadcast.buffers, x, y))
+    after = cache(lambda: right_of(model, end.w, end.buffers, x, y))
     fisher = cache(lambda: diagonal_fisher(model, end.w, end.buffers, x, y))
     finishes: dict[str, Finish] = {}
     for m in method.mechanisms:

@@ -62,7 +62,7 @@ def test_a_convolution_and_its_gradients(images, height, width, channels, filter
     bordered, by_pixel = torch.full((shape.bordered,), torch.nan), torch.empty(w.numel())
     out = torch.full((images, shape.out_height, shape.out_width, filters), torch.nan)
     run(lambda k, a, b: with_border(k, shape, a, b), image, bordered)
-    run(lambda k, a, b: filters_by_pixel(k, shape, a, b), weights, by_pixel)
+    run(lambda k, a, b: filters_by_pixel(k, shape, a, w.stride(), b), w.detach().float(), by_pixel)
     run(lambda k, *p: convolve(k, shape, *p), bordered, by_pixel, b.float(), out)
     close(out.permute(0, 3, 1, 2), y.detach())
 

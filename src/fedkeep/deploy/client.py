@@ -21,7 +21,7 @@ from fedkeep.deploy.privacy import clipped
 from fedkeep.deploy.scene import ClientScene, client_scene
 from fedkeep.deploy.wire import WireError, config_of, whole
 from fedkeep.errors import ConfigError
-from fedkeep.local.evaluate import evaluate
+from fedkeep.local.evaluate import evaluate, right_of
 from fedkeep.mechanisms.forgetting_events import pack, unpack
 from fedkeep.method import Memory
 from fedkeep.metrics.forgetting import decompose_by
@@ -128,7 +128,7 @@ class Client:
         if before is not None and local is not None:
             patterns = decompose_by(before, local, after, labels, classes).counts
         if probed:
-            models = np.stack([by_class(evaluate(scene.model, *model, x, y).correct) for model in probed])
+            models = np.stack([by_class(right_of(scene.model, *model, x, y)) for model in probed])
         judged = np.bincount(labels, minlength=classes)
         return Counts(judged, by_class(after), None if before is None else by_class(before), patterns, models)
 
@@ -155,7 +155,7 @@ class Client:
 
     def _remember(self, store: Store, key: str, params: Params, buffers: Params) -> np.ndarray:
         """Keep on which judged examples a model is right, one bit for each."""
-        correct = evaluate(self.scene.model, params, buffers, *self.scene.judged()).correct
+        correct = right_of(self.scene.model, params, buffers, *self.scene.judged())
         store.put(key, {"bits": pack(correct)}, {"count": len(correct)})
         return correct
 

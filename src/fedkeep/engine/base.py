@@ -14,7 +14,7 @@ from torch import Tensor
 from fedkeep.data.availability import Availability
 from fedkeep.data.population import Population
 from fedkeep.errors import FedKeepError, RunError
-from fedkeep.local.evaluate import Judged, evaluate
+from fedkeep.local.evaluate import Judged, evaluate, right_of
 from fedkeep.method import Memory, Update
 from fedkeep.model import laid_out
 from fedkeep.rng import stream
@@ -95,8 +95,7 @@ class Bench:
                 outcome = client_round(trainer, broadcast, data, memory, client, rng, keep_model=probed is not None)
                 kept[client] = outcome.memory
                 if probed is not None:
-                    judged = evaluate(self.trainer.model, outcome.params, outcome.buffers, *probed)
-                    correct[client] = judged.correct
+                    correct[client] = right_of(self.trainer.model, outcome.params, outcome.buffers, *probed)
                 yield outcome.update
 
         return GroupResult(collect(self.trainer.method, updates(), consume=True), kept, correct)

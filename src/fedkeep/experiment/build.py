@@ -76,7 +76,7 @@ def prepare(config: Config) -> Prepared:
     )
     with torch_seeded(stream(config.seed, "model")):
         module = models.build(config.model, dataset.shape, dataset.classes, config.norm)
-    model = Model.of(module, config.frozen)
+    model = Model.of(module, config.frozen, compile=config.step == "auto")
     size = config.cohort_of(len(population))
     check(grammar.parse(config.method), config.plan, size)
     return Prepared(config, dataset, partition, population, model, size)

@@ -10,7 +10,7 @@ known here is replayed instead; the replayed step is its twin: equal up to round
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -39,40 +39,34 @@ class Like:
     strides: tuple[int, ...]
     dtype: torch.dtype
 
-    def laid(self, tensor: Tensor, rows: int | None = None) -> Tensor:
-        """The tensor itself where it lies as the kernels expect, else a copy that does; `rows`: if it has others."""
+    def laid(self, tensor: Tensor) -> Tensor:
+        """The tensor itself where it lies as the kernels expect, else a copy that does; it may have more rows."""
         if tensor.dtype == self.dtype and tensor.stride() == self.strides and tensor.device.type == "cpu":
             return tensor
-        shape = self.shape if rows is None else (rows, *self.shape[1:])
-        if tensor.dtype != self.dtype or tensor.shape != shape:
-            raise RuntimeError(f"a step compiled for {shape}, {self.dtype} met {tuple(tensor.shape)}, {tensor.dtype}")
-        return torch.empty_strided(shape, self.strides, dtype=self.dtype).copy_(tensor)
+        if tensor.dtype != self.dtype or tensor.shape[1:] != self.shape[1:]:
+            raise RuntimeError(f"compiled for {self.shape}, {self.dtype}, given {tuple(tensor.shape)}, {tensor.dtype}")
+        return torch.empty_strided(tensor.shape, self.strides, dtype=self.dtype).copy_(tensor)
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A step as machine code: (state tensors, constant tensors, x, y) -> state tensors, changed in place."""
+    """Machine code for a function of tensors whose first results take the place of its first inputs."""
 
     run: Callable[[Any, int], None]
     inputs: tuple[Like, ...]
-    states: int
     workspace: int  # bytes
 
-    def __call__(
-        self, tensors: Sequence[Tensor], fixed: Sequence[Tensor], x: Tensor, y: Tensor, size: int
-    ) -> list[Tensor]:
-        """One step for each batch of `size` examples; x and y hold whole batches."""
-        *others, examples, labels = self.inputs
-        given = [like.laid(tensor) for tensor, like in zip([*tensors, *fixed], others, strict=True)]
-        x, y = examples.laid(x, len(x)), labels.laid(y, len(y))
+    def __call__(self, tensors: Sequence[Tensor], batches: int) -> list[Tensor]:
+        """Run it for each batch; inputs that move on hold all batches. Returns the inputs, changed in place."""
+        given = [like.laid(tensor) for tensor, like in zip(tensors, self.inputs, strict=True)]
         room = torch.empty(self.workspace + ALIGN, dtype=torch.uint8)
-        places = [tensor.data_ptr() for tensor in (*given, x, y)] + [-(-room.data_ptr() // ALIGN) * ALIGN]
-        self.run((ctypes.c_void_p * len(places))(*places), len(y) // size)
-        return given[: self.states]
+        places = [tensor.data_ptr() for tensor in given] + [-(-room.data_ptr() // ALIGN) * ALIGN]
+        self.run((ctypes.c_void_p * len(places))(*places), batches)
+        return given
 
 
-def compile_step(graph: fx.Graph, states: int) -> Compiled:
-    """Machine code for a rewritten step whose first `states` inputs are replaced by its outputs."""
+def compile_graph(graph: fx.Graph, moving: Iterable[int]) -> Compiled:
+    """Machine code for a recorded graph of which the inputs `moving` go on by their own size after each batch."""
     processor()  # refuses where there are no kernels
     plan = Plan(graph)
     workspace = arranged(plan.lifetimes())
@@ -80,11 +74,9 @@ def compile_step(graph: fx.Graph, states: int) -> Compiled:
     for task in plan.tasks:
         with program.kernel() as kernel:
             task.write(kernel)
-    data = range(len(plan.inputs) - 2, len(plan.inputs))
-    run = program.compile({slot: plan.buffers[slot].bytes for slot in data})
+    run = program.compile({slot % len(plan.inputs): plan.buffers[slot].bytes for slot in moving})
     values = [node.meta["val"] for node in plan.inputs]
-    inputs = tuple(Like(tuple(v.shape), tuple(v.stride()), v.dtype) for v in values)
-    return Compiled(run, inputs, states, workspace)
+    return Compiled(run, tuple(Like(tuple(v.shape), tuple(v.stride()), v.dtype) for v in values), workspace)
 
 
 @dataclass(frozen=True)

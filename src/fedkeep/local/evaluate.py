@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeep.local.forward import forward_of
 from fedkeep.model import Model
 from fedkeep.tree import Params
 
@@ -29,7 +30,17 @@ class Judged:
 def logits_of(model: Model, params: Params, buffers: Params, x: Tensor) -> Tensor:
     """Logits in evaluation mode (batch norm uses its running statistics)."""
     with torch.inference_mode():
+        forward = forward_of(model, params, buffers, x)
+        if forward is not None:
+            return forward(params, buffers, x)
         return torch.cat([model.forward(params, buffers, part, train=False)[0] for part in x.split(CHUNK)])
+
+
+def right_of(model: Model, params: Params, buffers: Params, x: Tensor, y: Tensor) -> np.ndarray:
+    """Whether a model is right on each example."""
+    if len(y) == 0:
+        return np.zeros(0, dtype=bool)
+    return _right(logits_of(model, params, buffers, x), y)
 
 
 def evaluate(model: Model, params: Params, buffers: Params, x: Tensor, y: Tensor) -> Judged:
@@ -39,4 +50,9 @@ def evaluate(model: Model, params: Params, buffers: Params, x: Tensor, y: Tensor
     logits = logits_of(model, params, buffers, x)
     with torch.inference_mode():
         loss = torch.nn.functional.cross_entropy(logits, y, reduction="sum")
-        return Judged((logits.argmax(1) == y).cpu().numpy(), float(loss))
+    return Judged(_right(logits, y), float(loss))
+
+
+def _right(logits: Tensor, y: Tensor) -> np.ndarray:
+    with torch.inference_mode():
+        return (logits.argmax(1) == y).cpu().numpy()

@@ -9,11 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.fx import Node
 
 from fedkeep.local.operations import into_new
 from fedkeep.native.arrays import Array, Buffer
-from fedkeep.native.emit import Unsupported, processor
+from fedkeep.native.emit import Kernel, Unsupported, processor
 from fedkeep.native.images import (
     Pool,
     Shape,
@@ -74,29 +73,23 @@ def _bordered(plan: Plan, shape: Shape, image: Array) -> Array:
 
 def _convolution(plan: Plan, node: Any) -> None:
     given, weight, bias, *how = node.args
-    image, filters = _image(plan, given), _image(plan, weight)
-    added = plan.arrays[bias] if isinstance(bias, Node) else None
-    target = plan.new(node)
+    image, filters, target = _image(plan, given), plan.arrays[weight], plan.new(node)
+    added = plan.arrays[bias] if bias is not None else None
     shape = _shape(image, filters, target.shape, tuple(how))
     _image(plan, node)
-    _convolve(plan, shape, filters_by_pixel, image, filters, added, target)
-
-
-def _convolve(
-    plan: Plan,
-    shape: Shape,
-    arrange: Callable,
-    image: Array,
-    filters: Array,
-    bias: Array | None,
-    target: Array,
-    arranged_for: Shape | None = None,
-) -> None:
-    bordered = _bordered(plan, shape, image)
     by_pixel = _room(plan, math.prod(filters.shape))
-    plan.task(lambda k: arrange(k, arranged_for or shape, filters.pointer(k), by_pixel.pointer(k)), filters, by_pixel)
 
-    def write(kernel: Any) -> None:
+    def arrange(kernel: Kernel) -> None:
+        filters_by_pixel(kernel, shape, filters.pointer(kernel), filters.strides, by_pixel.pointer(kernel))
+
+    plan.task(arrange, filters, by_pixel)
+    _convolve(plan, shape, image, by_pixel, added, target)
+
+
+def _convolve(plan: Plan, shape: Shape, image: Array, by_pixel: Array, bias: Array | None, target: Array) -> None:
+    bordered = _bordered(plan, shape, image)
+
+    def write(kernel: Kernel) -> None:
         added = bias.pointer(kernel) if bias else None
         convolve(kernel, shape, bordered.pointer(kernel), by_pixel.pointer(kernel), added, target.pointer(kernel))
 
@@ -109,28 +102,24 @@ def _convolution_backward(plan: Plan, node: Any) -> None:
     shape = _shape(image, filters, gradient.shape, tuple(how))
     parts = {user.args[1]: user for user in node.users if user.target is operator.getitem}
     if wanted[0] and 0 in parts:
-        back = Shape(
-            shape.images,
-            shape.out_height,
-            shape.out_width,
-            shape.filters,
-            shape.channels,
-            shape.kernel_height,
-            shape.kernel_width,
-            shape.kernel_height - 1 - shape.top,
-            shape.kernel_width - 1 - shape.left,
-            shape.height,
-            shape.width,
-        )
-        if back.top < 0 or back.left < 0:
-            raise Unsupported("a border wider than the filter")
-        target = plan.new(parts[0])
-        _image(plan, parts[0])
-        _convolve(plan, back, filters_turned, gradient, filters, None, target, shape)
+        _image_gradient(plan, shape, gradient, filters, parts[0])
     if wanted[1] and 1 in parts:
         plan.arrays[parts[1]] = _filter_gradient(plan, shape, image, gradient, filters)
     if wanted[2] and 2 in parts:
         _channel_sums(plan, gradient, parts[2])
+
+
+def _image_gradient(plan: Plan, shape: Shape, gradient: Array, filters: Array, node: Any) -> None:
+    """The gradient goes back through a convolution with the filters turned."""
+    high, wide = shape.kernel_height, shape.kernel_width
+    sizes = (shape.images, shape.out_height, shape.out_width, shape.filters, shape.channels)
+    back = Shape(*sizes, high, wide, high - 1 - shape.top, wide - 1 - shape.left, shape.height, shape.width)
+    if back.top < 0 or back.left < 0:
+        raise Unsupported("a border wider than the filter")
+    target, turned = plan.new(node), _room(plan, math.prod(filters.shape))
+    _image(plan, node)
+    plan.task(lambda k: filters_turned(k, shape, filters.pointer(k), turned.pointer(k)), filters, turned)
+    _convolve(plan, back, gradient, turned, None, target)
 
 
 def _filter_gradient(plan: Plan, shape: Shape, image: Array, gradient: Array, filters: Array) -> Array:
@@ -146,7 +135,7 @@ def _filter_gradient(plan: Plan, shape: Shape, image: Array, gradient: Array, fi
     numbers = math.prod(filters.shape)
     target = Array(Buffer(numbers * FLOAT, len(plan.inputs)), filters.shape, strides, torch.float32)
 
-    def write(kernel: Any) -> None:
+    def write(kernel: Kernel) -> None:
         clear(kernel, numbers, target.pointer(kernel))
         filter_gradient(
             kernel, shape, bordered.pointer(kernel), gradient.pointer(kernel), target.pointer(kernel), order
@@ -194,7 +183,7 @@ def _max_pool_backward(plan: Plan, node: Any) -> None:
     target = plan.new(node)
     _image(plan, node)
 
-    def write(kernel: Any) -> None:
+    def write(kernel: Kernel) -> None:
         def at(place: Any, lanes: int) -> Any:
             return kernel.load(gradient.pointer(kernel), place, lanes)
 

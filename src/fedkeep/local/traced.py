@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedkeep.local.compiled import Compiled, compile_step
+from fedkeep.local.compiled import Compiled, compile_graph
 from fedkeep.local.rewrite import rewrite
 from fedkeep.local.step import Constants, EagerStep, LocalState, Session, StepRecipe, autograd
 from fedkeep.packing import pack, unpack
@@ -43,7 +43,7 @@ class Program:
     ) -> Sequence[Tensor]:
         """One step for each batch of `size` examples."""
         if self.compiled is not None:
-            return self.compiled(tensors, fixed, self.examples(x), self.labels(y), size)
+            return self.compiled([*tensors, *fixed, self.examples(x), self.labels(y)], len(y) // size)[: len(tensors)]
         step = self.step
         for inputs, labels in zip(self.examples(x).split(size), self.labels(y).split(size), strict=True):
             tensors = step(*tensors, *fixed, inputs, labels)
@@ -168,7 +168,7 @@ def record(
     compiled = None
     if compile:
         with suppress(Exception):  # an operation without a kernel, or used in a way that none is written for
-            compiled = compile_step(recorded.graph, count)
+            compiled = compile_graph(recorded.graph, moving=(-2, -1))
     return Program(recorded.forward, *beforehand, compiled)
 
 

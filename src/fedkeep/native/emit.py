@@ -264,8 +264,7 @@ class Kernel:
         kind = ir.VectorType(value.type, lanes)
         nothing = ir.Constant(kind, ir.Undefined)
         one = self.builder.insert_element(nothing, value, ir.IntType(32)(0))
-        places = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
-        return self.builder.shuffle_vector(one, nothing, places)
+        return self._shuffled(one, nothing, [0] * lanes)
 
     def first(self, vector: Value) -> Value:
         return self.builder.extract_element(vector, ir.IntType(32)(0))
@@ -289,6 +288,31 @@ class Kernel:
         name = f"llvm.vector.reduce.fadd.v{kind.count}{_suffix(kind.element)}"
         function = self._intrinsic(name, ir.FunctionType(kind.element, [kind.element, kind]))
         return self.builder.call(function, [ir.Constant(kind.element, 0.0), vector], fastmath=("reassoc",))
+
+    def totals(self, vectors: Sequence[Value]) -> Value:
+        """The sums of the lanes of several vectors, side by side.
+
+        Halves are added to halves, two vectors at a time: [a b] and [c d] become [a+b c+d]. That takes a third of the
+        operations of summing up each by itself.
+        """
+        count, lanes = len(vectors), vectors[0].type.count
+        nothing = ir.Constant(vectors[0].type, [0.0] * lanes)
+        left: list[Value] = [*vectors, *[nothing] * (_rounded(count) - count)]
+        group = lanes  # lanes that still belong to one sum
+        while group > 1:
+            if len(left) > 1:
+                pairs = list(zip(left[::2], left[1::2], strict=True))
+            else:
+                pairs = [(left[0], ir.Constant(left[0].type, ir.Undefined))]
+            lanes = pairs[0][0].type.count * (2 if len(left) > 1 else 1)
+            firsts = [start + lane for start in range(0, lanes, group) for lane in range(group // 2)]
+            seconds = [place + group // 2 for place in firsts]
+            left = [self.builder.fadd(self._shuffled(a, b, firsts), self._shuffled(a, b, seconds)) for a, b in pairs]
+            group //= 2
+        return self.resized(left[0], count)
+
+    def _shuffled(self, a: Value, b: Value, places: Sequence[int]) -> Value:
+        return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(places)), places))
 
     def largest(self, vector: Value) -> Value:
         kind = vector.type

@@ -63,19 +63,24 @@ def with_border(kernel: Kernel, shape: Shape, source: Value, target: Value) -> N
                 each(kernel, [count], True, body)
 
 
-def filters_by_pixel(kernel: Kernel, shape: Shape, source: Value, target: Value) -> None:
-    """[filter][kernel height][span] -> [kernel height][span][filter]: what a pixel is multiplied with lies together."""
-    depth = shape.kernel_height * shape.span
-    with kernel.loop(depth) as place, kernel.loop(shape.filters) as one:
-        kernel.put(
-            kernel.scalar(source, kernel.at([(one, depth), (place, 1)])),
-            target,
-            kernel.at([(place, shape.filters), (one, 1)]),
-        )
+def filters_by_pixel(kernel: Kernel, shape: Shape, source: Value, strides: Sequence[int], target: Value) -> None:
+    """[kernel height][span][filter]: what a pixel is multiplied with lies together.
+
+    `strides` of the source: by filter, channel, row, column.
+    """
+    with (
+        kernel.loop(shape.kernel_height) as y,
+        kernel.loop(shape.kernel_width) as x,
+        kernel.loop(shape.channels) as channel,
+        kernel.loop(shape.filters) as one,
+    ):
+        value = kernel.scalar(source, kernel.at(list(zip((one, channel, y, x), strides, strict=True))))
+        by = (shape.span * shape.filters, shape.channels * shape.filters, shape.filters, 1)
+        kernel.put(value, target, kernel.at(list(zip((y, x, channel, one), by, strict=True))))
 
 
 def filters_turned(kernel: Kernel, shape: Shape, source: Value, target: Value) -> None:
-    """The filters of the convolution that takes gradients back to the image that `shape` reads.
+    """The filters, by pixel, of the convolution that takes gradients back to the image that `shape` reads.
 
     [filter][kernel height][kernel width][channel] -> [kernel height][kernel width][filter][channel], upside down.
     """

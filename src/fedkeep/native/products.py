@@ -17,6 +17,7 @@ DEEP = 1 << 18  # bytes of B above which it is read in blocks of rows
 BLOCK = 8  # rows of such a block
 FLOAT = 4  # bytes
 ZERO = INDEX(0)
+ABREAST = 4  # columns of the result whose sums are taken together, where both factors lie along the sum
 LONG = 1
 
 Start = Callable[[Value, Value, int], Value]
@@ -111,8 +112,8 @@ def _by_dots(
     """Rows of A and columns of B lie in memory: sums of products of vectors."""
     rows, columns, depth = shape
     lanes = processor().lanes
-    height = part(rows, 10 if processor().registers > 16 else 4)
-    width = min(columns, max(2, processor().cells // height))
+    width = min(columns, ABREAST)
+    height = part(rows, processor().cells // ABREAST)
     full = depth // lanes * lanes
     for row, high in tiles(kernel, rows, height):
         for column, wide in tiles(kernel, columns, width):
@@ -134,10 +135,9 @@ def _by_dots(
                     add(k, lanes)
             if full < depth:
                 add(INDEX(full), depth - full)
-            for (i, j), cell in cells.items():
-                m, n = _plus(kernel, row, i), _plus(kernel, column, j)
-                total = kernel.spread(kernel.total(cell.get()), 1)
-                finish(m, n, _on_top(kernel, alpha, total, start(m, n, 1)))
+            for i in range(high):
+                m, sums = _plus(kernel, row, i), kernel.totals([cells[i, j].get() for j in range(wide)])
+                finish(m, column, _on_top(kernel, alpha, sums, start(m, column, wide)))
 
 
 def _plus(kernel: Kernel, index: Value, more: int) -> Value:

@@ -1,0 +1,88 @@
+"""Judging with machine code against judging with torch."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedkeep import models
+from fedkeep.local.evaluate import evaluate, logits_of, right_of
+from fedkeep.local.forward import ROWS
+from fedkeep.model import Model, laid_out
+
+
+def pair(name, shape):
+    """The same model twice: judged by torch, and by machine code where that is possible."""
+    torch.manual_seed(0)
+    module = models.build(name, shape, 5, "batch")
+    return Model.of(module), Model.of(module, compile=True)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "cnn2", "lenet"])
+@pytest.mark.parametrize("rows", [1, ROWS - 1, ROWS, 2 * ROWS + 3])
+def test_the_logits_are_torchs(name, rows):
+    plain, fast = pair(name, (3, 28, 28))
+    params, buffers = plain.initial()
+    x = laid_out(torch.randn(rows, 3, 28, 28, generator=torch.Generator().manual_seed(1)))
+    found = logits_of(fast, params, buffers, x)
+    assert all(fast.compiled.values())
+    torch.testing.assert_close(found, logits_of(plain, params, buffers, x), rtol=1e-4, atol=1e-5)
+    laid = {key: laid_out(value) for key, value in params.items()}  # as a client has them after training
+    torch.testing.assert_close(logits_of(fast, laid, buffers, x), found, rtol=1e-6, atol=1e-6)
+
+
+def test_an_examples_logits_do_not_depend_on_those_beside_it():
+    _, fast = pair("mlp", (1, 8, 8))
+    params, buffers = fast.initial()
+    x = torch.randn(3 * ROWS + 7, 1, 8, 8)
+    whole = logits_of(fast, params, buffers, x)
+    for first, last in ((0, 1), (5, 5 + ROWS), (ROWS - 1, 3 * ROWS + 7)):
+        assert torch.equal(logits_of(fast, params, buffers, x[first:last]), whole[first:last])
+
+
+def test_other_weights_need_no_new_code():
+    plain, fast = pair("mlp", (1, 8, 8))
+    params, buffers = plain.initial()
+    x = torch.randn(ROWS, 1, 8, 8)
+    logits_of(fast, params, buffers, x)
+    others = {name: tensor + 0.1 for name, tensor in params.items()}
+    found = logits_of(fast, others, buffers, x)
+    assert len(fast.compiled) == 1
+    torch.testing.assert_close(found, logits_of(plain, others, buffers, x), rtol=1e-4, atol=1e-5)
+
+
+class Sine(nn.Module):
+    """Has an operation without a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return torch.sin(self.classifier(x))
+
+
+@pytest.mark.parametrize("module", [Sine(), models.build("resnet-shallow", (1, 8, 8), 3, "batch")])
+def test_what_has_no_kernels_is_judged_by_torch(module):
+    plain, fast = Model.of(module), Model.of(module, compile=True)
+    params, buffers = plain.initial()
+    x = torch.randn(5, *((4,) if isinstance(module, Sine) else (1, 8, 8)))
+    assert torch.equal(logits_of(fast, params, buffers, x), logits_of(plain, params, buffers, x))
+    assert list(fast.compiled.values()) == [None]
+
+
+def test_right_is_what_evaluate_calls_correct():
+    plain, _ = pair("mlp", (1, 8, 8))
+    model = plain.initial()
+    x, y = torch.randn(30, 1, 8, 8), torch.arange(30) % 5
+    right = right_of(plain, *model, x, y)
+    assert np.array_equal(right, evaluate(plain, *model, x, y).correct) and 0 < right.sum() < 30
+    assert len(right_of(plain, *model, x[:0], y[:0])) == len(evaluate(plain, *model, x[:0], y[:0]).correct) == 0
+
+
+def test_machine_code_stays_in_its_process():
+    _, fast = pair("mlp", (1, 8, 8))
+    logits_of(fast, *fast.initial(), torch.randn(2, 1, 8, 8))
+    assert fast.compiled and pickle.loads(pickle.dumps(fast)).compiled == {}
