@@ -41,10 +41,13 @@ class Like:
 
     def laid(self, tensor: Tensor) -> Tensor:
         """The tensor itself where it lies as the kernels expect, else a copy that does; it may have more rows."""
-        if tensor.dtype == self.dtype and tensor.stride() == self.strides and tensor.device.type == "cpu":
-            return tensor
         if tensor.dtype != self.dtype or tensor.shape[1:] != self.shape[1:]:
             raise RuntimeError(f"compiled for {self.shape}, {self.dtype}, given {tuple(tensor.shape)}, {tensor.dtype}")
+        strides = tensor.stride()
+        if strides == self.strides or all(
+            a == b or size == 1 for size, a, b in zip(tensor.shape, strides, self.strides, strict=True)
+        ):
+            return tensor
         return torch.empty_strided(tensor.shape, self.strides, dtype=self.dtype).copy_(tensor)
 
 

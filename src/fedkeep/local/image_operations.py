@@ -175,19 +175,17 @@ def _max_pool(plan: Plan, node: Any) -> None:
 
 
 def _max_pool_backward(plan: Plan, node: Any) -> None:
-    upstream, given, size, stride, padding, dilation, ceil, indices = node.args
+    upstream, before, size, stride, padding, dilation, ceil, indices = node.args
     plain = list(size) == [2, 2] and list(stride) in ([], [2, 2]) and set(padding) == {0} and set(dilation) == {1}
     if not plain or ceil:
         raise Unsupported("another pool than of two by two")
-    gradient, image, largest = _image(plan, upstream), _image(plan, given), plan.arrays[indices]
+    gradient, image, largest = _image(plan, upstream), _image(plan, before), plan.arrays[indices]
     target = plan.new(node)
     _image(plan, node)
 
     def write(kernel: Kernel) -> None:
-        def at(place: Any, lanes: int) -> Any:
-            return kernel.load(gradient.pointer(kernel), place, lanes)
-
-        unpooled(kernel, _pool(image), image.pointer(kernel), largest.pointer(kernel), at, target.pointer(kernel))
+        given = (one.pointer(kernel) for one in (image, largest, gradient, target))
+        unpooled(kernel, _pool(image), *given)
 
     plan.task(write, gradient, image, largest, target)
 

@@ -11,7 +11,7 @@ import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -101,7 +101,7 @@ class Program:
         return machine_code(str(self.module))
 
 
-@cache
+@lru_cache(maxsize=64)
 def machine_code(text: str) -> Callable[[ctypes.Array, int], None]:
     """The function `run` of a module, ready to be called."""
     machine = _machine()
@@ -171,6 +171,8 @@ class Kernel:
     @contextmanager
     def loop(self, stop: int, step: int = 1) -> Iterator[Value]:
         """0, step, ... while below stop; no loop at all where there is only one turn."""
+        if stop <= 0:
+            raise Unsupported("something empty")
         if stop <= step:
             yield INDEX(0)
             return

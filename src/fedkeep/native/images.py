@@ -108,7 +108,7 @@ def convolve(kernel: Kernel, shape: Shape, image: Value, filters: Value, bias: V
         lanes = pieces(many)
         pixels = part(shape.out_width, max(1, processor().cells // len(lanes)))
         with kernel.loop(shape.images) as n, kernel.loop(shape.out_height) as y:
-            first, last = rows_inside(kernel, shape, y)
+            first, last = rows_inside(kernel, shape, y, shape.kernel_height)
             for x, count in tiles(kernel, shape.out_width, pixels):
                 start = [
                     kernel.load(bias, kernel.at([(block, 1)], p), c) if bias else kernel.number(0.0, c)
@@ -132,11 +132,12 @@ def convolve(kernel: Kernel, shape: Shape, image: Value, filters: Value, bias: V
                         kernel.store(cell.get(), target, place)
 
 
-def rows_inside(kernel: Kernel, shape: Shape, y: Value) -> tuple[Value, Value]:
-    """The rows of the filter that see rows of the image, where it stands at row y of the result."""
-    upper = kernel.apply("smax", INDEX(0), kernel.builder.sub(INDEX(shape.top), y))
-    end = kernel.builder.sub(INDEX(shape.height + shape.top), y)
-    return upper, kernel.apply("smin", INDEX(shape.kernel_height), end)
+def rows_inside(kernel: Kernel, shape: Shape, row: Value, most: int) -> tuple[Value, Value]:
+    """Which rows of the filter see the image from this row of the result; or, the other way round, from which rows of
+    the result this row of the filter sees it. From the first to before the last of at most `most`."""
+    first = kernel.apply("smax", INDEX(0), kernel.builder.sub(INDEX(shape.top), row))
+    end = kernel.builder.sub(INDEX(shape.height + shape.top), row)
+    return first, kernel.apply("smin", INDEX(most), end)
 
 
 @dataclass(frozen=True)
@@ -161,9 +162,7 @@ def filter_gradient(
     out_row = shape.out_width * shape.filters
 
     with kernel.loop(shape.images) as n, kernel.loop(shape.kernel_height) as ky:
-        first = kernel.apply("smax", INDEX(0), kernel.builder.sub(INDEX(shape.top), ky))
-        end = kernel.builder.sub(INDEX(shape.height + shape.top), ky)
-        last = kernel.apply("smin", INDEX(shape.out_height), end)
+        first, last = rows_inside(kernel, shape, ky, shape.out_height)
 
         def in_image(y: Value, x: Value) -> Terms:
             above = kernel.builder.sub(kernel.builder.add(y, ky), INDEX(shape.top))
@@ -251,15 +250,13 @@ def pooled(kernel: Kernel, pool: Pool, image: Value, target: Value) -> None:
     pool.squares(kernel, body)
 
 
-def unpooled(
-    kernel: Kernel, pool: Pool, image: Value, largest: Value, gradient: Callable[[Value, int], Value], target: Value
-) -> None:
+def unpooled(kernel: Kernel, pool: Pool, image: Value, largest: Value, gradient: Value, target: Value) -> None:
     """The gradient goes to the first pixel of each square that is the largest one, and zero to all others."""
     if pool.height % 2 or pool.width % 2:
         clear(kernel, pool.images * pool.height * pool.width * pool.channels, target)
 
     def body(places: list[Value], there: Value, lanes: int) -> None:
-        left, peak = gradient(there, lanes), kernel.load(largest, there, lanes)
+        left, peak = kernel.load(gradient, there, lanes), kernel.load(largest, there, lanes)
         nothing = kernel.number(0.0, lanes)
         for place in places:
             here = kernel.builder.fcmp_ordered("==", kernel.load(image, place, lanes), peak)

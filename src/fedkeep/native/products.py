@@ -18,7 +18,6 @@ BLOCK = 8  # rows of such a block
 FLOAT = 4  # bytes
 ZERO = INDEX(0)
 ABREAST = 4  # columns of the result whose sums are taken together, where both factors lie along the sum
-LONG = 1
 
 Start = Callable[[Value, Value, int], Value]
 """(row, column, lanes) -> what to add to, for neighbouring elements of a row."""
