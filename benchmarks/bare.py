@@ -1,8 +1,8 @@
-"""The limit of a race: the matrix products and convolutions of a workload's steps, and nothing else.
+"""Torch's limit in a race: the matrix products and convolutions of a workload's steps, and nothing else.
 
 They are taken from FedKeep's recorded step and called again and again on the same tensors, as often as a round needs
 them, in one process with one thread per core: no data, no activation, no sum over clients. Whoever computes the same
-step with the same library cannot be faster.
+step with torch's library cannot be faster; FedKeep's own kernels can.
 """
 
 from __future__ import annotations
