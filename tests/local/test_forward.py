@@ -53,6 +53,23 @@ def test_other_weights_need_no_new_code():
     torch.testing.assert_close(found, logits_of(plain, others, buffers, x), rtol=1e-4, atol=1e-5)
 
 
+def test_weights_are_taken_by_name_in_whatever_order_they_come():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.second(torch.relu(self.first(x)))
+
+    fast = Model.of(Twice(), compile=True)
+    params, buffers = fast.initial()
+    x = torch.randn(3, 4)
+    found = logits_of(fast, params, buffers, x)
+    assert all(fast.compiled.values())
+    assert torch.equal(logits_of(fast, dict(reversed(params.items())), buffers, x), found)
+
+
 class Sine(nn.Module):
     """Has an operation without a kernel."""
 

@@ -181,18 +181,16 @@ class Plan:
             raise Unsupported(f"{node.target}")
 
     def _show(self, node: Node) -> None:
-        """A view of something; of one among several results, that result."""
+        """A view of something."""
         source: Any = node.args[0]
         if source in self.numbers:
             self.numbers[node] = self.numbers[source]
             return
         if source not in self.arrays:
-            if node in self.arrays:
-                return  # one of several results, already in its place
             raise Unsupported("a view of what has no place of its own")
         array, value = self.arrays[source], node.meta.get("val")
         if value is None and node.target is torch.t:
-            self.arrays[node] = Array(array.buffer, array.shape[::-1], array.strides[::-1], array.dtype, array.first)
+            self.arrays[node] = array.transposed
             return
         if not isinstance(value, Tensor):
             raise Unsupported(f"{node.target}")
@@ -224,9 +222,7 @@ class Plan:
 
     def _may_wait(self, node: Node, user: Node) -> bool:
         """Whether a node can be computed where its only user needs it, and only there."""
-        if user.target not in ELEMENTWISE and user.target not in IN_PLACE - PRODUCTS.keys():
-            return False
-        if user.target in IN_PLACE and user.args[0] is node:
+        if user.target not in ELEMENTWISE or (user.target in IN_PLACE and user.args[0] is node):
             return False
         read = {array.buffer for array in self.leaves(node)}
         return not any(self.order[node] < when < self.order[user] and buffer in read for when, buffer in self._writes)

@@ -22,6 +22,7 @@ class Forward:
     """The logits of a model in evaluation mode."""
 
     compiled: Compiled
+    names: tuple[str, ...]  # of weights and buffers, in the order of the inputs
 
     def __call__(self, params: Params, buffers: Params, x: Tensor) -> Tensor:
         whole = len(x) // ROWS * ROWS
@@ -34,7 +35,8 @@ class Forward:
     def _run(self, params: Params, buffers: Params, x: Tensor) -> Tensor:
         like = self.compiled.inputs[0]
         target = torch.empty((len(x), *like.shape[1:]), dtype=like.dtype)
-        return self.compiled([target, *params.values(), *buffers.values(), x], len(x) // ROWS)[0]
+        tensors = {**params, **buffers}
+        return self.compiled([target, *(tensors[name] for name in self.names), x], len(x) // ROWS)[0]
 
 
 def forward_of(model: Model, params: Params, buffers: Params, x: Tensor) -> Forward | None:
@@ -54,7 +56,8 @@ def _compile(model: Model, params: Params, buffers: Params, x: Tensor) -> Forwar
         some.copy_(x[torch.arange(ROWS) % len(x)])
         wanted, _ = model.forward(weights, others, some, train=False)
         with suppress(Exception):  # an operation without a kernel, or a forward pass that cannot be recorded
-            found = Forward(compile_graph(_recorded(model, weights, others, some, wanted), moving=(0, -1)))
+            graph = _recorded(model, weights, others, some, wanted)
+            found = Forward(compile_graph(graph, moving=(0, -1)), (*weights, *others))
             logits = found(weights, others, some)
             if torch.allclose(logits, wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max())):
                 return found

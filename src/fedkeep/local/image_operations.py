@@ -12,7 +12,7 @@ import torch
 
 from fedkeep.local.operations import into_new
 from fedkeep.native.arrays import Array, Buffer
-from fedkeep.native.emit import Kernel, Unsupported, processor
+from fedkeep.native.emit import Kernel, Unsupported, processor, rounded
 from fedkeep.native.images import (
     Pool,
     Shape,
@@ -149,7 +149,7 @@ def _filled(count: int) -> float:
     """How much of the vectors so many numbers fill; a vector may be a half one."""
     lanes = processor().lanes
     whole, rest = divmod(count, lanes)
-    return count / (whole * lanes + ((1 << (rest - 1).bit_length()) if rest else 0))
+    return count / (whole * lanes + (rounded(rest) if rest else 0))
 
 
 def _channel_sums(plan: Plan, gradient: Array, node: Any) -> None:

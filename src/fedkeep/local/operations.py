@@ -155,10 +155,6 @@ def _matrix(kernel: Kernel, array: Array) -> Matrix:
     return Matrix(array.pointer(kernel), row, column)
 
 
-def _transposed(array: Array) -> Array:
-    return Array(array.buffer, array.shape[::-1], array.strides[::-1], array.dtype, array.first)
-
-
 def _floats(plan: Plan, *nodes: Any) -> list[Array]:
     """The arrays of matrices of single precision."""
     arrays = [plan.arrays.get(node) for node in nodes]
@@ -194,7 +190,8 @@ def _addmv_in_place(plan: Plan, node: Any, chain: Sequence[Any]) -> None:
     _, matrix, vector = node.args
     if plan.numbers.get(vector) != 1.0:
         raise Unsupported("a product with a vector")
-    _into_state(plan, node, chain, None, _transposed(*_floats(plan, matrix)))
+    (array,) = _floats(plan, matrix)
+    _into_state(plan, node, chain, None, array.transposed)
 
 
 PRODUCTS: dict[Any, Callable[[Plan, Any, Sequence[Any]], None]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -35,6 +35,10 @@ class Array:
 
     def pointer(self, kernel: Kernel) -> Value:
         return kernel.pointer(self.buffer.slot, self.buffer.offset + self.first * BYTES[self.dtype])
+
+    @property
+    def transposed(self) -> Array:
+        return replace(self, shape=self.shape[::-1], strides=self.strides[::-1])
 
     def within(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Its strides where it takes part in something of that shape, by torch's rules of broadcasting."""

@@ -215,7 +215,7 @@ class Kernel:
     def load(self, pointer: Value, index: Value, lanes: int, dtype: torch.dtype = torch.float32, of: int = 0) -> Value:
         """Neighbouring elements, as a vector; as one of `of` lanes, if given, the others zero."""
         place = self.builder.gep(pointer, [index], source_etype=KINDS[dtype])
-        whole = of or _rounded(lanes)
+        whole = of or rounded(lanes)
         kind = ir.VectorType(KINDS[dtype], whole)
         if whole == lanes:
             return self.builder.load(place, typ=kind, align=BYTES[dtype])
@@ -230,7 +230,7 @@ class Kernel:
         """A vector into neighbouring elements."""
         place = self.builder.gep(pointer, [index], source_etype=KINDS[dtype])
         lanes = value.type.count
-        whole = _rounded(lanes)
+        whole = rounded(lanes)
         if whole == lanes:
             self.builder.store(value, place, align=BYTES[dtype])
             return
@@ -299,7 +299,7 @@ class Kernel:
         """
         count, lanes = len(vectors), vectors[0].type.count
         nothing = ir.Constant(vectors[0].type, [0.0] * lanes)
-        left: list[Value] = [*vectors, *[nothing] * (_rounded(count) - count)]
+        left: list[Value] = [*vectors, *[nothing] * (rounded(count) - count)]
         group = lanes  # lanes that still belong to one sum
         while group > 1:
             if len(left) > 1:
@@ -332,7 +332,7 @@ def _suffix(kind: Value) -> str:
     return next(SUFFIX[dtype] for dtype, one in KINDS.items() if one == kind)
 
 
-def _rounded(lanes: int) -> int:
+def rounded(lanes: int) -> int:
     """The next power of two."""
     return 1 << (lanes - 1).bit_length()
 
