@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from fedkeep import grammar
+from fedkeep.bundles import collect
 from fedkeep.data.sampling import cohort
 from fedkeep.deploy.encoding import PLAIN, Encoding, Encodings, parse
 from fedkeep.experiment import Config
@@ -30,7 +31,7 @@ from fedkeep.experiment.statistics import holm, mean_interval, paired_difference
 from fedkeep.local.evaluate import evaluate
 from fedkeep.method import Update
 from fedkeep.rng import stream
-from fedkeep.rounds import ClientData, Trainer, begin, broadcast_of, client_round, collect, server_round
+from fedkeep.rounds import ClientData, Trainer, begin, broadcast_of, client_round, server_round
 from fedkeep.tree import Params
 
 LAST = 5  # rounds whose mean accuracy counts

@@ -324,8 +324,8 @@ def sums_line(kind: str, parameters: int, models: int) -> None:
     import torch
 
     from fedkeep import grammar
+    from fedkeep.bundles import collect
     from fedkeep.method import Facts, Update
-    from fedkeep.rounds import collect
 
     torch.set_num_threads(1)
     method = grammar.parse("fedavg")

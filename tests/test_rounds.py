@@ -11,6 +11,7 @@ from torch import nn
 
 from fedkeep import rounds
 from fedkeep.aggregation import WeightedMean
+from fedkeep.bundles import collect, groups, merge
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.grammar import parse
 from fedkeep.local.step import EagerStep
@@ -20,7 +21,7 @@ from fedkeep.losses import ce
 from fedkeep.method import Facts, Finish, Mechanism, Method, Plan, Update
 from fedkeep.model import Model, mean_buffers
 from fedkeep.rng import stream
-from fedkeep.rounds import ClientData, NoUsableUpdate, ServerState, Trainer, collect, groups, merge, server_round
+from fedkeep.rounds import ClientData, NoUsableUpdate, ServerState, Trainer, server_round
 from fedkeep.server_opt import ServerSGD
 from fedkeep.tree import finite
 from toys import Bowl, HalfSquare, Network, Normed, as_numpy, assert_same_bits, assert_trees, blobs, bowl, play

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkeep import grammar, rounds
+from fedkeep import bundles, grammar, rounds
 from fedkeep.data.population import Drawn, Population
 from fedkeep.engine import SerialEngine
 from fedkeep.engine.workers import WorkerEngine
@@ -292,8 +292,8 @@ def test_sums_of_what_arrives_are_those_of_a_list(count, workers, seed, consume)
     )
     uploads = slow_tree([u.uploads["scaffold"]["dc"]["w"] if u.facts.finite else None for u in updates(count, seed)])
     made = updates(count, seed)
-    cut = rounds.groups(count, workers)
-    bundle = rounds.merge(method, (rounds.collect(method, [made[p] for p in g], consume) for g in cut))
+    cut = bundles.groups(count, workers)
+    bundle = bundles.merge(method, (bundles.collect(method, [made[p] for p in g], consume) for g in cut))
     assert [fact.client for fact in bundle.facts] == list(range(count))
     if wanted is not None:
         assert torch.equal(bundle.total["w"], wanted)
@@ -316,7 +316,7 @@ def test_a_contribution_of_ones_own_is_asked():
     method = replace(grammar.parse("fedavg"), aggregate=Clipped())
     made = [u for u in updates(5) if u.facts.finite]
     wanted = slow_tree([u.delta["w"].clamp(-0.1, 0.1) for u in made])
-    assert torch.equal(rounds.collect(method, made, consume=True).total["w"], wanted)
+    assert torch.equal(bundles.collect(method, made, consume=True).total["w"], wanted)
 
 
 def test_few_models_are_held_at_a_time():
@@ -335,7 +335,7 @@ def test_few_models_are_held_at_a_time():
             yield update
             del update
 
-    rounds.collect(grammar.parse("fedavg"), arriving(), consume=True)
+    bundles.collect(grammar.parse("fedavg"), arriving(), consume=True)
     assert most <= 8
 
 

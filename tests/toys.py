@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedkeep import rounds
+from fedkeep import bundles, rounds
 from fedkeep.grammar import parse
 from fedkeep.local_opt import SGD
 from fedkeep.method import Facts, Loss, Memory, Method, Plan, Update
@@ -158,7 +158,7 @@ def play(
             )
             for k in cohort
         }
-        bundle = rounds.collect(method, (outcome.update for outcome in outcomes.values()))
+        bundle = bundles.collect(method, (outcome.update for outcome in outcomes.values()))
         run.states.append(rounds.server_round(method, run.last, bundle, len(clients)))
         run.memories.append(memories | {k: outcome.memory for k, outcome in outcomes.items()})
         run.outcomes.append(outcomes)

@@ -180,11 +180,10 @@ def _train(prepared: Prepared, epochs: int, listen: Callable[[Epoch], None] | No
     records: list[Epoch] = []
     for number in range(1, epochs + 1):
         started, before = time.perf_counter(), events.total
-        order = next(passes(len(rows), plan, stream(config.seed, "centralised", number)))  # equal to the loop's own
+        order = next(passes(len(rows), plan, stream(config.seed, "centralised", number)))
         watching = _Watching(trainer.step, _looking(model, events, order, plan.batch_size))
         with torch_seeded(stream(config.seed, "centralised dropout", number)):
-            rng = stream(config.seed, "centralised", number)
-            state = train(watching, state, x, y, constants, plan, rng, double_single=model.has_batch_norm)
+            state = train(watching, state, x, y, constants, [order], plan.batch_size, model.has_batch_norm)
         if not (finite(state.w) and finite(state.buffers)):
             raise RunError(
                 f"epoch {number}: the weights are no longer finite; lower the learning rate (lr={config.lr})"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -141,6 +141,12 @@ class Mechanism(Part):
     uploads: ClassVar[tuple[str, ...]] = ()  # names of the slots or numbers it sends
     sends_numbers: ClassVar[bool] = False  # these are plain numbers, not tensors as large as the model
 
+    @property
+    def stands_aside(self) -> bool:
+        """Whether local steps are the same without it."""
+        hooks = ("prepare", "correction", "track_init", "track")
+        return all(getattr(type(self), hook) is getattr(Mechanism, hook) for hook in hooks)
+
     def check(self, plan: Plan) -> None:
         """Refuse nonsense before round 1."""
 
@@ -194,6 +200,12 @@ class Facts:
     bytes_up: int = 0
 
 
+class Change(Protocol):
+    """A change of weights that is not written out, but can be added to sums."""
+
+    def add_to(self, total: Tensor, others: Tensor, factor: float) -> None: ...
+
+
 @dataclass(frozen=True)
 class Update:
     """What one client sends back: the change of its weights, its buffers, its mechanisms' uploads."""
@@ -202,6 +214,7 @@ class Update:
     delta: Params  # new - old
     buffers: Params = field(default_factory=dict)
     uploads: Mapping[str, Slots] = field(default_factory=dict)
+    spanned: Change | None = None  # in place of delta, and only until the next client is trained
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedkeep.bundles import Bundle, groups, merge, together
 from fedkeep.data.availability import Availability
 from fedkeep.data.population import LISTED, Population
 from fedkeep.engine.base import Engine
@@ -17,7 +18,7 @@ from fedkeep.memories import Memories
 from fedkeep.method import Answers, Facts, Method
 from fedkeep.metrics.measure import Measured, measure
 from fedkeep.rng import stream
-from fedkeep.rounds import Broadcast, Bundle, ServerState, ask, broadcast_of, groups, merge, probe_model, server_round
+from fedkeep.rounds import Broadcast, ServerState, ask, broadcast_of, probe_model, server_round
 
 Forgetting = Literal["off", "cohort", "all"]
 PANEL = 1000  # clients on whose examples every global model is judged, where there are more
@@ -147,7 +148,8 @@ class Simulation:
     def _round(self, started: float, number: int) -> RoundRecord:
         cohort = self._cohort(number)
         judging = self._judging(cohort.present)
-        broadcast = broadcast_of(self.state)
+        in_turn = together(len(cohort.present)) if self.engine.bench.trainer.room else 1
+        broadcast = replace(broadcast_of(self.state), together=in_turn)
         before = self._before_round(judging) if self.forgetting != "off" else None
         arrived = _Arrived()
         bundle = merge(self.method, self._train(broadcast, cohort.present, judging, arrived))
@@ -184,7 +186,8 @@ class Simulation:
         self, broadcast: Broadcast, present: np.ndarray, judging: _Judging, arrived: _Arrived
     ) -> Iterator[Bundle]:
         """The clients' updates as they arrive; memories go where memories are kept, models are not held."""
-        clients = [[int(present[p]) for p in group] for group in groups(len(present), self.engine.workers)]
+        blocks = groups(len(present), self.engine.workers, broadcast.together)
+        clients = [[int(present[place]) for place in block] for block in blocks]
         for result in self.engine.train(broadcast, clients, self.memories, judging.rows[judging.probed]):
             self.memories.update(result.memories)
             arrived.correct.update(result.correct)
@@ -217,14 +220,12 @@ class Simulation:
 
     def _judging(self, present: np.ndarray) -> _Judging:
         panel = self._panel
-        others = np.setdiff1d(present, panel.owners) if self.forgetting != "off" else present[:0]
+        if self.forgetting == "off":
+            return replace(panel, fixed=len(panel.rows))
+        others = np.setdiff1d(present, panel.owners)
         more, owners = self.population.judging_rows(others)
         rows, owners = np.concatenate([panel.rows, more]), np.concatenate([panel.owners, owners])
-        if self.forgetting == "all":
-            probed = np.arange(len(rows))
-        else:
-            cohort = self.forgetting == "cohort"
-            probed = np.flatnonzero(np.isin(owners, present)) if cohort else np.zeros(0, np.int64)
+        probed = np.arange(len(rows)) if self.forgetting == "all" else np.flatnonzero(np.isin(owners, present))
         return _Judging(rows, owners, len(panel.rows), probed)
 
     def _before_round(self, judging: _Judging) -> np.ndarray:

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkeep.aggregation import FedNova, WeightedMean
+from fedkeep.bundles import collect
 from fedkeep.local_opt import SGD, Adam
 from fedkeep.mechanisms import Proximal
 from fedkeep.method import Method, Plan
-from fedkeep.rounds import ServerState, collect, server_round
+from fedkeep.rounds import ServerState, server_round
 from fedkeep.server_opt import ServerSGD
 from reference import fednova
 from toys import Bowl, HalfSquare, Slope, Sum, as_numpy, as_tensors, assert_trees, bowl, constant, play, update

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from fedkeep.aggregation import FedWAgg
 from fedkeep.aggregation.fedwagg import cluster
+from fedkeep.bundles import collect
 from fedkeep.errors import ConfigError
 from fedkeep.local_opt import SGD
 from fedkeep.losses import ce
 from fedkeep.method import Answers, Method, Plan
-from fedkeep.rounds import ServerState, ask, collect, probe_model, server_round
+from fedkeep.rounds import ServerState, ask, probe_model, server_round
 from fedkeep.server_opt import ServerSGD
 from reference import fedavg
 from reference import fedwagg as twin

@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkeep.aggregation import FedWAvg, fedwavg_weights
+from fedkeep.bundles import collect
 from fedkeep.errors import ConfigError
 from fedkeep.grammar import parse
 from fedkeep.local_opt import SGD
 from fedkeep.losses import ce
 from fedkeep.method import Method, Plan
-from fedkeep.rounds import ServerState, check, collect, server_round
+from fedkeep.rounds import ServerState, check, server_round
 from fedkeep.server_opt import ServerSGD
 from reference import fedwavg
 from toys import update

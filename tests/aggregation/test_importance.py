@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkeep.aggregation import Importance, importance_weights
+from fedkeep.bundles import collect
 from fedkeep.errors import ConfigError
 from fedkeep.local_opt import SGD
 from fedkeep.losses import ce
 from fedkeep.method import Method, Plan
-from fedkeep.rounds import ServerState, check, collect, server_round
+from fedkeep.rounds import ServerState, check, server_round
 from fedkeep.server_opt import ServerSGD
 from reference import importance as twin
 from toys import Network, Normed, as_numpy, as_tensors, assert_trees, blobs, play, update, whole_batches

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkeep.aggregation import WeightedMean
+from fedkeep.bundles import collect
 from fedkeep.errors import ConfigError
 from fedkeep.local_opt import SGD
 from fedkeep.losses import ce
 from fedkeep.method import Method, Plan
-from fedkeep.rounds import ServerState, collect, server_round
+from fedkeep.rounds import ServerState, server_round
 from fedkeep.server_opt import ServerSGD
 from reference import fedavg, losses, mlp
 from toys import Bowl, HalfSquare, Network, as_numpy, as_tensors, assert_trees, blobs, bowl, play, update, whole_batches

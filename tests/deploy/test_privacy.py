@@ -12,11 +12,11 @@ pytest.importorskip("flwr", reason='Flower is not installed; pip install "fedkee
 pytest.importorskip("dp_accounting", reason='dp-accounting is not installed; pip install "fedkeep[flower]"')
 
 from deploy.loopback import Deployment
+from fedkeep.bundles import Bundle
 from fedkeep.deploy.privacy import Privacy, clipped, unpredictable
 from fedkeep.errors import ConfigError
 from fedkeep.experiment import execute
 from fedkeep.method import Facts
-from fedkeep.rounds import Bundle
 from fedkeep.tree import norm, sub
 
 torch.set_num_threads(1)

@@ -13,7 +13,7 @@ from fedkeep.engine.sealed import opened, sealed
 from fedkeep.experiment.build import prepare, simulation_of
 from fedkeep.experiment.config import Config
 from fedkeep.local.evaluate import logits_of
-from fedkeep.local.loop import train
+from fedkeep.local.loop import passes, train
 from fedkeep.rng import stream
 from fedkeep.rounds import _receive, begin, broadcast_of
 
@@ -38,7 +38,9 @@ def test_training_stays_on_the_device_of_the_data(method, model):
     broadcast = sealed(broadcast_of(begin(trainer.method, *prepared.model.initial())))
     data = sealed(bench.client_data(1))
     ready = _receive(trainer, opened(broadcast, device="meta"), there := opened(data, device="meta"), None)
-    end = train(trainer.step, ready.state, ready.x, there.y, ready.constants, trainer.plan, stream(0, "x"), True)
+    orders = passes(len(there.y), trainer.plan, stream(0, "x"))
+    size = trainer.plan.batch_size
+    end = train(trainer.step, ready.state(), ready.x, there.y, ready.constants, orders, size, True)
     logits = logits_of(trainer.model, end.w, end.buffers, there.x)
     tensors = [*end.w.values(), *end.buffers.values(), logits]
     assert {tensor.device.type for tensor in tensors} == {"meta"}

@@ -40,7 +40,8 @@ class Recorder:
 def shown(examples: int, plan: Plan, seed: int = 0, double_single: bool = False) -> list[list[int]]:
     """The examples of each local step, by number."""
     step, y = Recorder(), torch.arange(examples)
-    end = train(step, None, -y[:, None], y, None, plan, np.random.default_rng(seed), double_single)  # type: ignore[arg-type]
+    orders = passes(examples, plan, np.random.default_rng(seed))
+    end = train(step, None, -y[:, None], y, None, orders, plan.batch_size, double_single)  # type: ignore[arg-type]
     assert end == "the end"
     return step.shown
 

@@ -11,13 +11,14 @@ import torch
 from torch import nn
 
 from fedkeep import grammar, models
+from fedkeep.bundles import collect
 from fedkeep.local.step import EagerStep, StepRecipe
 from fedkeep.local.traced import TracedStep, worth_recording
 from fedkeep.local_opt import SGD, Adam
 from fedkeep.method import Plan
 from fedkeep.model import Model
 from fedkeep.rng import stream
-from fedkeep.rounds import ClientData, Trainer, begin, broadcast_of, client_round, collect, server_round
+from fedkeep.rounds import ClientData, Trainer, begin, broadcast_of, client_round, server_round
 
 BASES = [
     "fedavg",

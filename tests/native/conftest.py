@@ -11,6 +11,6 @@ def kind(request):
     if wanted.lanes > processor().lanes:
         pytest.skip(f"this processor has vectors of {processor().lanes} floats")
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("products", "images", "elementwise"):
+        for module in ("products", "images", "elementwise", "span"):
             patch.setattr(f"fedkeep.native.{module}.processor", lambda: wanted)
         yield wanted

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 
 from fedkeep.aggregation import WeightedMean
+from fedkeep.bundles import Bundle
 from fedkeep.deploy.options import Options
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.config import Config
 from fedkeep.mechanisms import Proximal
 from fedkeep.method import Method
 from fedkeep.model import Model
-from fedkeep.rounds import Bundle
 from fedkeep.tree import Params, add, norm, scale, zeros_like
 
 

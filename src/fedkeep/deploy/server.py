@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from flwr.app import RecordDict
 
+from fedkeep.bundles import Bundle, collect
 from fedkeep.data.sampling import cohort
 from fedkeep.deploy import answers as numbers
 from fedkeep.deploy import messages
@@ -29,15 +30,7 @@ from fedkeep.memories import Memories
 from fedkeep.method import Answers, Probe, Update
 from fedkeep.metrics.measure import Measured
 from fedkeep.rng import stream
-from fedkeep.rounds import (
-    Bundle,
-    ServerState,
-    ask,
-    broadcast_of,
-    collect,
-    probe_model,
-    server_round,
-)
+from fedkeep.rounds import ServerState, ask, broadcast_of, probe_model, server_round
 from fedkeep.simulate import RoundRecord
 from fedkeep.tree import Params, add
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeep.bundles import Bundle, collect, merge
 from fedkeep.data.availability import Availability
 from fedkeep.data.population import Population
 from fedkeep.errors import FedKeepError, RunError
@@ -18,7 +19,8 @@ from fedkeep.local.evaluate import Judged, evaluate, right_of
 from fedkeep.method import Memory, Update
 from fedkeep.model import laid_out
 from fedkeep.rng import stream
-from fedkeep.rounds import Broadcast, Bundle, ClientData, Trainer, client_round, collect
+from fedkeep.rounds import Broadcast, ClientData, Trainer, client_round
+from fedkeep.sums import Line, Member, line_up
 from fedkeep.tree import Params
 
 Models = Sequence[tuple[Params, Params]]
@@ -39,6 +41,11 @@ class GroupResult:
 
 class Engine(Protocol):
     """Runs client work. Results never depend on which engine it is or how many workers it has."""
+
+    @property
+    def bench(self) -> Bench:
+        """What its workers work at."""
+        ...
 
     @property
     def workers(self) -> int:
@@ -84,21 +91,46 @@ class Bench:
         """Train the clients one after another; judge each local model on the probed rows while it is at hand."""
         kept: dict[int, Memory] = {}
         correct: dict[int, np.ndarray] = {}
+        method, room = self.trainer.method, self.trainer.room
         probed = self._rows("train", rows) if len(rows) else None
 
-        def updates() -> Iterator[Update]:
-            for client in clients:
-                rng = stream(self.seed, "client", broadcast.round, client)
-                data = self.client_data(client)
+        line = self._line_up(broadcast, clients)
+
+        def updates(places: Iterable[int], line: Line | None = None) -> Iterator[Update]:
+            for place in places:
+                client = clients[place]
+                spanned, data = line and line.spanned(place), self.client_data(client)
                 trainer = self._trainer(broadcast.round, client, len(data.y))
-                memory = memories.get(client)
-                outcome = client_round(trainer, broadcast, data, memory, client, rng, keep_model=probed is not None)
-                kept[client] = outcome.memory
+                memory, rng = memories.get(client), self._stream(broadcast.round, client)
+                outcome = client_round(trainer, broadcast, data, memory, client, rng, probed is not None, spanned)
+                if outcome.memory:
+                    kept[client] = outcome.memory
                 if probed is not None:
                     correct[client] = right_of(self.trainer.model, outcome.params, outcome.buffers, *probed)
                 yield outcome.update
 
-        return GroupResult(collect(self.trainer.method, updates(), consume=True), kept, correct)
+        everyone = range(len(clients))
+        if line is None or probed is not None or method.mechanisms:
+            bundle = collect(method, updates(everyone, line), True, room, broadcast.together)
+        else:  # nobody looks at a single client
+            few = (everyone[first:][: broadcast.together] for first in everyone[:: broadcast.together])
+            bundles = (line.bundle(s) or collect(method, updates(s), True, room, broadcast.together) for s in few)
+            bundle = merge(method, bundles)
+        return GroupResult(bundle, kept, correct)
+
+    def _line_up(self, broadcast: Broadcast, clients: Sequence[int]) -> Line | None:
+        """The clients in one line, where they can be trained in the span of their examples."""
+        if self.trainer.room is None:
+            return None
+        people, members = self.population, []
+        for client in clients:
+            rows = people.train.indices(client)
+            plan = self._trainer(broadcast.round, client, len(rows)).plan
+            members.append(Member(client, rows, plan, self._stream(broadcast.round, client)))
+        return line_up(self.trainer, broadcast, people.x, people.y, people.classes, members)
+
+    def _stream(self, round: int, client: int) -> np.random.Generator:
+        return stream(self.seed, "client", round, client)
 
     def _trainer(self, round: int, client: int, examples: int) -> Trainer:
         """What the client trains with; a slow one takes a share of the local steps, at least one."""

@@ -54,7 +54,7 @@ def packed(bench: Bench) -> Sealed:
     """A bench ready to travel: without recordings of its step, which every process makes for itself."""
     step = bench.trainer.step
     if isinstance(step, TracedStep):
-        step = replace(step, programs={})
+        step = replace(step, programs={}, room=None)
     return sealed(replace(bench, trainer=replace(bench.trainer, step=step)))
 
 

@@ -23,13 +23,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedkeep.bundles import Bundle
 from fedkeep.engine.allocator import keep_freed_memory
 from fedkeep.engine.arena import Arena
 from fedkeep.engine.base import TRIES, Bench, GroupResult, Models, joined, judging_chunks, portable, remembered
 from fedkeep.errors import RunError
 from fedkeep.local.evaluate import Judged
 from fedkeep.method import Memory, Update
-from fedkeep.rounds import Broadcast, Bundle
+from fedkeep.rounds import Broadcast
 
 AHEAD = 4  # pieces of work for each worker that may be done before their turn, and are held until it comes
 
@@ -69,7 +70,7 @@ class WorkerEngine:
         self.bench = bench
         self._context = multiprocessing.get_context("fork")
         self._shared = Arena()
-        self._broadcast: Any = None
+        self._broadcast: tuple[int, Any] = 0, None  # how many there were, and where the last one lies
         self._parent = os.getpid()
         self._workers: list[_Worker] = []
         for _ in range(workers):
@@ -83,7 +84,8 @@ class WorkerEngine:
         def own(group: Sequence[int]) -> Mapping[str, Any]:
             return {str(client): memory for client, memory in remembered(memories, group).items()}
 
-        return self._run([Work("train", (broadcast.round, list(g), rows), partial(own, g)) for g in groups])
+        how = broadcast.round, broadcast.together
+        return self._run([Work("train", (*how, list(g), rows), partial(own, g)) for g in groups])
 
     def judge(self, params, buffers, pool, rows=None) -> Judged:
         self._publish({"params": params, "buffers": buffers})
@@ -123,7 +125,7 @@ class WorkerEngine:
         return _Worker(process, ours, desks)
 
     def _publish(self, nested: Mapping[str, Any]) -> None:
-        self._broadcast = self._shared.write(nested)
+        self._broadcast = self._broadcast[0] + 1, self._shared.write(nested)
 
     def _run(self, work: Sequence[Work]) -> Iterator[Any]:
         """Give work out as workers become free; results come back in the order of the work."""
@@ -208,7 +210,7 @@ def _receive(kind: str, plain: Any, tensors: dict[str, Any]) -> Any:
         Update(fact, one["delta"], one["buffers"], one["uploads"])
         for fact, one in zip(update_facts, own["updates"].values(), strict=True)
     )
-    bundle = Bundle(facts, own["total"], own["buffers"], own["uploads"], updates, uploads_ours=True)
+    bundle = Bundle(facts, own["total"], own["buffers"], own["uploads"], updates, True, own["typical"])
     return GroupResult(bundle, {int(k): memory for k, memory in own["memories"].items()}, correct)
 
 
@@ -234,14 +236,17 @@ def _serve(
     torch.set_num_threads(1)
     keep_freed_memory()
     gc.freeze()  # what the parent made stays as it is: no time to look through it, no copies of its pages
+    read, told, made = 0, {}, {}
     while True:
         try:
-            kind, arguments, published, number, private = pipe.recv()
+            kind, arguments, (publication, place), number, private = pipe.recv()
         except (EOFError, OSError):
             os._exit(0)
         try:
             desk = desks[number]
-            answer = _do(bench, kind, arguments, shared.read(*published), desk.inbox.read(*private))
+            if read != publication:  # pieces of work on the same tensors share what is made of them
+                read, told, made = publication, shared.read(*place), {}
+            answer = _do(bench, kind, arguments, told, desk.inbox.read(*private), made)
             plain, tensors = _answer(answer)
             message = (None, plain, number, desk.outbox.write(tensors))
         except BaseException as error:
@@ -252,10 +257,17 @@ def _serve(
             os._exit(0)
 
 
-def _do(bench: Bench, kind: str, arguments: tuple[Any, ...], shared: dict[str, Any], own: dict[str, Any]) -> Any:
+def _do(
+    bench: Bench,
+    kind: str,
+    arguments: tuple[Any, ...],
+    shared: dict[str, Any],
+    own: dict[str, Any],
+    made: dict[str, Any],
+) -> Any:
     if kind == "train":
-        round, clients, rows = arguments
-        broadcast = Broadcast(shared["params"], shared["buffers"], shared["slots"], round)
+        round, together, clients, rows = arguments
+        broadcast = Broadcast(shared["params"], shared["buffers"], shared["slots"], round, together, made)
         return bench.run_group(broadcast, clients, {int(k): memory for k, memory in own.items()}, rows)
     if kind == "judge":
         pool, rows = arguments
@@ -276,6 +288,7 @@ def _answer(answer: Any) -> tuple[Any, dict[str, Any]]:
         "total": bundle.total,
         "buffers": bundle.buffers,
         "uploads": bundle.uploads,
+        "typical": bundle.typical,
         "updates": updates,
         "memories": answer.memories,
     }

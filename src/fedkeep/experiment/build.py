@@ -23,6 +23,7 @@ from fedkeep.engine.workers import WorkerEngine
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.budget import Need, need, refuse_if_short
 from fedkeep.experiment.config import Config
+from fedkeep.local.span import Setting
 from fedkeep.local.step import EagerStep, Step, StepRecipe
 from fedkeep.local.traced import TracedStep, worth_recording
 from fedkeep.memories import Memories
@@ -172,7 +173,15 @@ def step_for(config: Config, population: Population) -> Callable[[StepRecipe], S
     if config.step == "eager":
         return EagerStep
     sizes = worth_recording(population.some_sizes, config.batch_size)
-    return lambda recipe: TracedStep(recipe, sizes, compile=config.step == "auto")
+    if config.step == "traced":
+        return lambda recipe: TracedStep(recipe, sizes)
+
+    def make(recipe: StepRecipe) -> TracedStep:
+        aside = all(mechanism.stands_aside for mechanism in recipe.mechanisms)
+        setting = Setting.of(population.x, population.some_sizes) if aside else None
+        return TracedStep(recipe, sizes, compile=True, setting=setting)
+
+    return make
 
 
 def engine_for(config: Config) -> Callable[[Bench], Engine]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -35,21 +35,21 @@ def train(
     x: Tensor,
     y: Tensor,
     constants: Constants,
-    plan: Plan,
-    rng: np.random.Generator,
+    orders: Iterable[np.ndarray],
+    batch_size: int,
     double_single: bool = False,
 ) -> LocalState:
-    """Run a client's local steps, the last short batch of each pass included.
+    """Run a client's local steps: passes over its examples, each in its own order, the last short batch included.
 
     `double_single`: a batch of one example is shown twice, because batch norm needs two values per channel; the mean
     loss of the batch stays the same.
     """
     session = step.open(state, constants)
-    for order in passes(len(y), plan, rng):
+    for order in orders:
         rows = torch.from_numpy(order).to(x.device)
         if double_single:
-            rows = doubled(rows, plan.batch_size)
-        size = 2 if double_single and plan.batch_size == 1 else plan.batch_size
+            rows = doubled(rows, batch_size)
+        size = 2 if double_single and batch_size == 1 else batch_size
         session(rows_of(x, rows), y.index_select(0, rows), size)
     return session.state()
 

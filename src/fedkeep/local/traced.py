@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedkeep.local.compiled import Compiled, compile_graph
 from fedkeep.local.rewrite import rewrite
+from fedkeep.local.room import Passes, Room
+from fedkeep.local.span import Setting, SpanStep, span_step
 from fedkeep.local.step import Constants, EagerStep, LocalState, Session, StepRecipe, autograd
 from fedkeep.packing import pack, unpack
 
@@ -37,6 +40,7 @@ class Program:
     examples: Callable[[Tensor], Tensor]
     labels: Callable[[Tensor], Tensor]
     compiled: Compiled | None = None  # the same as machine code
+    span: SpanStep | None = None  # the same in the span of the examples
 
     def __call__(
         self, tensors: Sequence[Tensor], fixed: Sequence[Tensor], x: Tensor, y: Tensor, size: int
@@ -75,24 +79,51 @@ class TracedStep:
     programs: dict[Any, Program | None] = field(default_factory=dict)
     broken: bool = False
     compile: bool = False  # to machine code, where every operation is known
+    setting: Setting | None = None  # of the clients, where all are small
+    room: Room | None = None  # made with the first recorded step that can be run in the span of examples
+
+    def passes(
+        self,
+        state: Callable[[], LocalState],
+        constants: Sequence[Constants],
+        data: tuple[Tensor, Tensor],
+        rows: np.ndarray,
+        orders: Sequence[Sequence[np.ndarray]],
+        batch_size: int,
+    ) -> Passes | None:
+        """Passes of clients over rows of the data, if that can be done in the span of their examples and pays.
+
+        `constants` are of each client, or one for all; the rows stand in the order of each client's first pass.
+        """
+        x, y = data
+        work = {(len(passes[0]), sum(map(len, passes))) for passes in orders}  # examples, and steps on them
+        batches = {len(order) % batch_size for passes in orders for order in passes}
+        batches.add(min(batch_size, max(examples for examples, _ in work)))
+        programs: dict[int, tuple[SpanStep, Program]] = {}
+        for batch in batches - {0}:
+            program = self.program(state, constants[0], x[:batch], y[:batch])
+            if program is None or program.span is None or not all(program.span.pays(*one) for one in work):
+                return None
+            programs[batch] = program.span, program
+        return _passes(programs, constants, data, rows, orders, batch_size)
 
     def open(self, state: LocalState, constants: Constants) -> Session:
         return _TracedSession(self, state, constants)
 
     def program(self, state: Callable[[], LocalState], constants: Constants, x: Tensor, y: Tensor) -> Program | None:
         """The recorded step for tensors like these, or None where the eager one is to be used."""
-        if self.broken or (self.batch_sizes is not None and len(y) not in self.batch_sizes):
+        if self.broken or (self.batch_sizes is not None and y.shape[0] not in self.batch_sizes):
             return None
-        key = (tuple(x.shape), x.is_contiguous(), _shape_of(constants.mechanisms))
+        key = _key(constants, x)
         if key not in self.programs:
             self.programs[key] = self._record(state(), constants, x, y)
         return self.programs[key]
 
     def _record(self, state: LocalState, constants: Constants, x: Tensor, y: Tensor) -> Program | None:
         try:
-            program = record(self.recipe, state, constants, x, y, self.compile)
+            program = record(self.recipe, state, constants, x, y, self.compile, self.setting)
             if program.compiled is not None and agrees(program, self.recipe, state, constants, x, y):
-                return program
+                return self._with_span(program, state, constants, x, y)
             program = replace(program, compiled=None)
             if agrees(program, self.recipe, state, constants, x, y):
                 return program
@@ -102,6 +133,17 @@ class TracedStep:
         self.broken = True
         warnings.warn(f"this model's step cannot be traced ({why}); going on eagerly, which is slower", stacklevel=2)
         return None
+
+    def _with_span(self, program: Program, state: LocalState, constants: Constants, x: Tensor, y: Tensor) -> Program:
+        """The program as it is, its form in the span of the examples only if that one agrees too."""
+        if program.span is None or self.setting is None:
+            return program
+        name = list(state.w)[program.span.place]
+        room = self.room or Room(program.span.layer, self.setting, name, state.w)
+        if not agrees_in_span(room, program, self.recipe, state, constants, x, y):
+            return replace(program, span=None)
+        self.room = room
+        return program
 
 
 class _TracedSession:
@@ -143,12 +185,19 @@ def _nested_constants(constants: Constants) -> dict[str, Any]:
     return {"start": constants.start, "loss": constants.loss, "mechanisms": constants.mechanisms}
 
 
-def _shape_of(mechanisms: dict[str, Any]) -> str:
-    return str(pack(mechanisms)[1])
+def _key(constants: Constants, x: Tensor) -> Any:
+    """Tensors for which the same program can be used have the same key."""
+    return tuple(x.shape), x.is_contiguous(), str(pack(constants.mechanisms)[1]) if constants.mechanisms else ""
 
 
 def record(
-    recipe: StepRecipe, state: LocalState, constants: Constants, x: Tensor, y: Tensor, compile: bool = False
+    recipe: StepRecipe,
+    state: LocalState,
+    constants: Constants,
+    x: Tensor,
+    y: Tensor,
+    compile: bool = False,
+    setting: Setting | None = None,
 ) -> Program:
     """Record one step on tensors like these."""
     tensors, skeleton = pack(_nested(state))
@@ -169,7 +218,11 @@ def record(
     if compile:
         with suppress(Exception):  # an operation without a kernel, or used in a way that none is written for
             compiled = compile_graph(recorded.graph, moving=(-2, -1))
-    return Program(recorded.forward, *beforehand, compiled)
+    span = None
+    if compiled is not None and setting is not None and count == len(state.w) and len(y) <= setting.most:
+        with suppress(Exception):
+            span = span_step(recorded.graph, count, setting)
+    return Program(recorded.forward, *beforehand, compiled, span)
 
 
 def agrees(program: Program, recipe: StepRecipe, state: LocalState, constants: Constants, x: Tensor, y: Tensor) -> bool:
@@ -185,6 +238,40 @@ def agrees(program: Program, recipe: StepRecipe, state: LocalState, constants: C
         got = program([t.clone() for t in tensors], fixed, x, y, len(y))
     torch.set_rng_state(random)
     return all(_close(a, b, before) for a, b, before in zip(got, wanted, tensors, strict=True))
+
+
+def agrees_in_span(
+    room: Room, program: Program, recipe: StepRecipe, state: LocalState, constants: Constants, x: Tensor, y: Tensor
+) -> bool:
+    """Whether two passes over these tensors, there and back, do the same as eagerly."""
+    orders = [np.arange(len(y)), np.arange(len(y))[::-1].copy()]
+    eager = EagerStep(recipe).open(state, constants)
+    for order in orders:
+        eager(x[torch.from_numpy(order)], y[torch.from_numpy(order)], len(y))
+    assert program.span is not None
+    work = _passes({len(y): (program.span, program)}, [constants], (x, y), orders[0], [orders], len(y))
+    line = room.line_up(room.start(state.w), work)
+    params, wanted = line.train(0).params(), eager.state().w
+    return all(_close(params[name], wanted[name], state.w[name]) for name in wanted)
+
+
+def _passes(
+    programs: Mapping[int, tuple[SpanStep, Program]],
+    constants: Sequence[Constants],
+    data: tuple[Tensor, Tensor],
+    rows: np.ndarray,
+    orders: Sequence[Sequence[np.ndarray]],
+    batch_size: int,
+) -> Passes:
+    x, y = data
+
+    def steps(rows: np.ndarray) -> dict[int, tuple[SpanStep, Tensor]]:
+        given = y.index_select(0, torch.from_numpy(rows))
+        return {batch: (span, program.labels(given)) for batch, (span, program) in programs.items()}
+
+    flat = next(iter(programs.values()))[1].examples(x)
+    fixed = [[tensor.data_ptr() for tensor in pack(_nested_constants(one))[0]] for one in constants]
+    return Passes(flat, rows, orders, batch_size, steps, fixed * (len(orders) // len(fixed)))
 
 
 def _close(got: Tensor, wanted: Tensor, before: Tensor) -> bool:

@@ -20,9 +20,9 @@ from llvmlite import ir
 
 INDEX = ir.IntType(64)
 POINTER = ir.PointerType()
-KINDS = {torch.float32: ir.FloatType(), torch.float64: ir.DoubleType(), torch.int64: INDEX}
-SUFFIX = {torch.float32: "f32", torch.float64: "f64", torch.int64: "i64"}
-BYTES = {torch.float32: 4, torch.float64: 8, torch.int64: 8}
+KINDS = {torch.float32: ir.FloatType(), torch.float64: ir.DoubleType(), torch.int32: ir.IntType(32), torch.int64: INDEX}
+SUFFIX = {torch.float32: "f32", torch.float64: "f64", torch.int32: "i32", torch.int64: "i64"}
+BYTES = {torch.float32: 4, torch.float64: 8, torch.int32: 4, torch.int64: 8}
 
 Value = Any  # a value of LLVM's: llvmlite has no types for them
 Terms = Sequence[tuple[Value, int]]
@@ -99,6 +99,25 @@ class Program:
         builder.cbranch(builder.icmp_signed("<", following, batches), body, end)
         ir.IRBuilder(end).ret_void()
         return machine_code(str(self.module))
+
+
+@cache
+def player() -> Callable[[Any, int], None]:
+    """(table, count) -> None: calls function(frame, times) for each row of a table of those three.
+
+    What is to be done no times is left out.
+    """
+    module = ir.Module()
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER, INDEX]), "run")
+    kernel = Kernel(module, function)
+    table, count = function.args
+    with kernel.range(INDEX(0), count) as row:
+        what, frame, times = (kernel.scalar(table, kernel.at([(row, 3)], i), torch.int64) for i in range(3))
+        with kernel.builder.if_then(kernel.builder.icmp_signed(">", times, INDEX(0))):
+            called = kernel.builder.inttoptr(what, function.function_type.as_pointer())
+            kernel.builder.call(called, [kernel.builder.inttoptr(frame, POINTER), times])
+    kernel.end()
+    return machine_code(str(module))
 
 
 @lru_cache(maxsize=64)
@@ -188,8 +207,8 @@ class Kernel:
         self.builder.position_at_end(end)
 
     @contextmanager
-    def range(self, start: Value, stop: Value) -> Iterator[Value]:
-        """start, start + 1, ... while below stop, both known only when the kernel runs."""
+    def range(self, start: Value, stop: Value, step: int = 1) -> Iterator[Value]:
+        """start, start + step, ... while below stop, both known only when the kernel runs."""
         counter = Cell(self, start)
         test, body, end = (self.function.append_basic_block() for _ in range(3))
         self.builder.branch(test)
@@ -198,7 +217,23 @@ class Kernel:
         self.builder.cbranch(self.builder.icmp_signed("<", index, stop), body, end)
         self.builder.position_at_end(body)
         yield index
-        counter.set(self.builder.add(index, INDEX(1)))
+        counter.set(self.builder.add(index, INDEX(step)))
+        self.builder.branch(test)
+        self.builder.position_at_end(end)
+
+    @contextmanager
+    def bits(self, word: Value) -> Iterator[Value]:
+        """The places of the bits that are set in an integer, lowest first."""
+        left = Cell(self, word)
+        test, body, end = (self.function.append_basic_block() for _ in range(3))
+        self.builder.branch(test)
+        self.builder.position_at_end(test)
+        now = left.get()
+        self.builder.cbranch(self.builder.icmp_unsigned("!=", now, word.type(0)), body, end)
+        self.builder.position_at_end(body)
+        place = self.builder.cttz(now, ir.IntType(1)(1))
+        yield self.builder.zext(place, INDEX)
+        left.set(self.builder.and_(now, self.builder.sub(now, word.type(1))))
         self.builder.branch(test)
         self.builder.position_at_end(end)
 
@@ -259,7 +294,8 @@ class Kernel:
 
     def number(self, value: float, lanes: int, dtype: torch.dtype = torch.float32) -> Value:
         """A vector of one number."""
-        return ir.Constant(ir.VectorType(KINDS[dtype], lanes), [float(value)] * lanes)
+        one = float(value) if dtype.is_floating_point else int(value)
+        return ir.Constant(ir.VectorType(KINDS[dtype], lanes), [one] * lanes)
 
     def spread(self, value: Value, lanes: int) -> Value:
         """A number in every lane."""

@@ -8,7 +8,8 @@ with its corrections, costs no pass over memory of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from fedkeep.native.emit import INDEX, Cell, Kernel, Unsupported, Value, processor
@@ -77,25 +78,41 @@ def _by_rows(
     for row, high in tiles(kernel, rows, height):
         for column, wide in tiles(kernel, columns, width):
             lanes = pieces(wide)
-            cells = {
-                (i, j): Cell(kernel, kernel.number(0.0, count))
-                for i in range(high)
-                for j, (_, count) in enumerate(lanes)
-            }
-            with kernel.loop(depth) as step:
+
+            def left(i: int, step: Value, row=row) -> Value:
                 k = kernel.builder.add(first, step)
-                here = [(k, b.row), (column, 1)]
-                vectors = [kernel.load(b.pointer, kernel.at(here, place), count) for place, count in lanes]
-                for i in range(high):
-                    for j, vector in enumerate(vectors):
-                        if a is None:
-                            cells[i, j].set(kernel.builder.fadd(vector, cells[i, j].get()))
-                            continue
-                        factor = kernel.scalar(a.pointer, kernel.at([(row, a.row), (k, a.column)], i * a.row))
-                        cells[i, j].set(kernel.fma(kernel.spread(factor, vector.type.count), vector, cells[i, j].get()))
+                return kernel.scalar(a.pointer, kernel.at([(row, a.row), (k, a.column)], i * a.row))  # type: ignore[union-attr]
+
+            def right(place: int, count: int, step: Value, column=column) -> Value:
+                k = kernel.builder.add(first, step)
+                return kernel.load(b.pointer, kernel.at([(k, b.row), (column, 1)], place), count)
+
+            cells = sums(kernel, kernel.loop(depth), high, lanes, left if a else None, right)
             for (i, j), cell in cells.items():
                 m, n = _plus(kernel, row, i), _plus(kernel, column, lanes[j][0])
                 finish(m, n, _on_top(kernel, alpha, cell.get(), start(m, n, lanes[j][1])))
+
+
+def sums(
+    kernel: Kernel,
+    steps: AbstractContextManager[Value],
+    high: int,
+    lanes: Sequence[tuple[int, int]],
+    left: Callable[[int, Value], Value] | None,  # None: all ones
+    right: Callable[[int, int, Value], Value],
+) -> dict[tuple[int, int], Cell]:
+    """A tile of a product: for some rows and vectors of columns, the sums over k of left(row, k) right(vector, k)."""
+    cells = {(i, j): Cell(kernel, kernel.number(0.0, count)) for i in range(high) for j, (_, count) in enumerate(lanes)}
+    with steps as k:
+        vectors = [right(place, count, k) for place, count in lanes]
+        for i in range(high):
+            factor = left and left(i, k)
+            for j, vector in enumerate(vectors):
+                if factor is None:
+                    cells[i, j].set(kernel.builder.fadd(vector, cells[i, j].get()))
+                    continue
+                cells[i, j].set(kernel.fma(kernel.spread(factor, vector.type.count), vector, cells[i, j].get()))
+    return cells
 
 
 def _on_top(kernel: Kernel, alpha: float, sums: Value, start: Value) -> Value:
@@ -113,30 +130,49 @@ def _by_dots(
     lanes = processor().lanes
     width = min(columns, ABREAST)
     height = part(rows, processor().cells // ABREAST)
-    full = depth // lanes * lanes
     for row, high in tiles(kernel, rows, height):
         for column, wide in tiles(kernel, columns, width):
-            nothing = kernel.number(0, lanes)
-            cells = {(i, j): Cell(kernel, nothing) for i in range(high) for j in range(wide)}
 
-            def add(k: Value, count: int, row=row, high=high, column=column, wide=wide, cells=cells) -> None:
-                vectors = [
-                    kernel.load(b.pointer, kernel.at([(column, b.column), (k, 1)], j * b.column), count, of=lanes)
-                    for j in range(wide)
-                ]
-                for i in range(high):
-                    one = kernel.load(a.pointer, kernel.at([(row, a.row), (k, 1)], i * a.row), count, of=lanes)
-                    for j, vector in enumerate(vectors):
-                        cells[i, j].set(kernel.fma(one, vector, cells[i, j].get()))
+            def left(i: int, k: Value, count: int, row=row) -> Value:
+                return kernel.load(a.pointer, kernel.at([(row, a.row), (k, 1)], i * a.row), count, of=lanes)
 
-            if full:
-                with kernel.loop(full, lanes) as k:
-                    add(k, lanes)
-            if full < depth:
-                add(INDEX(full), depth - full)
-            for i in range(high):
-                m, sums = _plus(kernel, row, i), kernel.totals([cells[i, j].get() for j in range(wide)])
-                finish(m, column, _on_top(kernel, alpha, sums, start(m, column, wide)))
+            def right(j: int, k: Value, count: int, column=column) -> Value:
+                return kernel.load(b.pointer, kernel.at([(column, b.column), (k, 1)], j * b.column), count, of=lanes)
+
+            for i, sums_of_row in enumerate(dots(kernel, depth, high, wide, left, right)):
+                m = _plus(kernel, row, i)
+                finish(m, column, _on_top(kernel, alpha, sums_of_row, start(m, column, wide)))
+
+
+def dots(
+    kernel: Kernel,
+    depth: int,
+    high: int,
+    wide: int,
+    left: Callable[[int, Value, int], Value],
+    right: Callable[[int, Value, int], Value],
+) -> list[Value]:
+    """A tile of a product whose factors both lie along the sum: for each row, its sums side by side.
+
+    left, right: (row or column, first k, how many) -> a whole vector, zeros behind.
+    """
+    lanes = processor().lanes
+    full = depth // lanes * lanes
+    cells = {(i, j): Cell(kernel, kernel.number(0, lanes)) for i in range(high) for j in range(wide)}
+
+    def add(k: Value, count: int) -> None:
+        vectors = [right(j, k, count) for j in range(wide)]
+        for i in range(high):
+            one = left(i, k, count)
+            for j, vector in enumerate(vectors):
+                cells[i, j].set(kernel.fma(one, vector, cells[i, j].get()))
+
+    if full:
+        with kernel.loop(full, lanes) as k:
+            add(k, lanes)
+    if full < depth:
+        add(INDEX(full), depth - full)
+    return [kernel.totals([cells[i, j].get() for j in range(wide)]) for i in range(high)]
 
 
 def _plus(kernel: Kernel, index: Value, more: int) -> Value:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep import rounds
+from fedkeep import bundles, rounds
 from fedkeep.losses import ce
 from fedkeep.method import Aggregator, Answers, Facts, Method, Probe, Update
 from fedkeep.rng import stream
@@ -131,7 +131,7 @@ def aggregate(aggregator: Aggregator, updates: Sequence[Update], cuts: Sequence[
     state = rounds.ServerState(zeros_like(updates[0].delta), updates[0].buffers, {}, {})
     groups = [updates[a:b] for a, b in pairwise(cuts or (0, len(updates)))]
     try:
-        bundle = rounds.merge(method, [rounds.collect(method, group) for group in groups])
+        bundle = bundles.merge(method, [bundles.collect(method, group) for group in groups])
         probe = rounds.ask(method, state, bundle, range(CLIENTS), stream(0, "testing"))
         answers = _answers(type(aggregator).__name__, probe) if probe else None
         new = rounds.server_round(method, state, bundle, CLIENTS, answers)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedkeep import rounds
+from fedkeep import bundles, rounds
 from fedkeep.aggregation import WeightedMean
 from fedkeep.local_opt import SGD
 from fedkeep.losses import ce
@@ -84,7 +84,7 @@ def play(mechanism: Mechanism, plan: Plan, turned: bool = False) -> tuple[list[r
             )
             memories[k] = outcome.memory
             updates.append(outcome.update)
-        states.append(rounds.server_round(method, states[-1], rounds.collect(method, updates), len(LABELS)))
+        states.append(rounds.server_round(method, states[-1], bundles.collect(method, updates), len(LABELS)))
     return states, memories
 
 
