@@ -36,6 +36,7 @@ class Model:
     fixed: Params = field(default_factory=dict, repr=False)
     has_batch_norm: bool = False
     compiled: MachineCode | None = field(default=None, repr=False)  # of its forward pass, where that is wanted
+    typical: Tensor | None = field(default=None, repr=False)  # a flat example, if others have much in common with it
 
     @staticmethod
     def of(module: nn.Module, frozen: Sequence[str] = (), compile: bool = False) -> Model:

@@ -1,6 +1,7 @@
 """Judging with machine code against judging with torch."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from torch import nn
 from fedkeep import models
 from fedkeep.local.evaluate import evaluate, logits_of, right_of
 from fedkeep.local.forward import ROWS
+from fedkeep.local.span import much_in_common, typical_of
+from fedkeep.local.sparse import CHUNK, SparseForward
 from fedkeep.model import Model, laid_out
 
 
@@ -103,3 +106,60 @@ def test_machine_code_stays_in_its_process():
     _, fast = pair("mlp", (1, 8, 8))
     logits_of(fast, *fast.initial(), torch.randn(2, 1, 8, 8))
     assert fast.compiled and pickle.loads(pickle.dumps(fast)).compiled == {}
+
+
+# ---------------------------------------------------------------- examples that have much in common
+
+
+def blank_images(rows, shape=(1, 28, 28), seed=0):
+    """Two numbers of three are the same in all."""
+    draw = np.random.default_rng(seed)
+    x = draw.normal(size=(rows, *shape)).astype("float32")
+    x[draw.random(x.shape) < 2 / 3] = -0.5
+    return torch.from_numpy(x)
+
+
+def sparse_pair(shape=(1, 28, 28), module=None):
+    torch.manual_seed(0)
+    module = module or models.build("mlp", shape, 5, "batch")
+    return Model.of(module), replace(Model.of(module, compile=True), typical=typical_of(blank_images(50, shape)))
+
+
+@pytest.mark.parametrize("rows", [1, ROWS, CHUNK - 1, CHUNK, 2 * CHUNK + 31])
+def test_what_examples_have_in_common_may_be_left_out(rows):
+    plain, fast = sparse_pair()
+    params, buffers = plain.initial()
+    x = blank_images(rows)
+    found = logits_of(fast, params, buffers, x)
+    (used,) = fast.compiled.values()
+    assert isinstance(used, SparseForward)
+    torch.testing.assert_close(found, logits_of(plain, params, buffers, x), rtol=1e-4, atol=1e-5)
+    others = {name: tensor + 0.1 for name, tensor in reversed(params.items())}
+    again = logits_of(fast, others, buffers, x)
+    torch.testing.assert_close(again, logits_of(plain, others, buffers, x), rtol=1e-4, atol=1e-4)
+    assert len(fast.compiled) == 1
+
+
+def test_no_bit_of_an_examples_logits_depends_on_those_beside_it():
+    _, fast = sparse_pair()
+    params, buffers = fast.initial()
+    x = blank_images(2 * CHUNK + 7)
+    whole = logits_of(fast, params, buffers, x)
+    for first, last in ((0, 1), (5, 5 + ROWS), (CHUNK - 3, 2 * CHUNK + 7), (6, CHUNK + 9)):
+        assert torch.equal(logits_of(fast, params, buffers, x[first:last]), whole[first:last])
+
+
+def test_small_layers_and_other_first_layers_are_judged_as_before():
+    for shape, module in (((1, 8, 8), None), ((1, 28, 28), models.build("cnn", (1, 28, 28), 5, "batch"))):
+        plain, fast = sparse_pair(shape, module)
+        params, buffers = plain.initial()
+        x = blank_images(ROWS, shape)
+        torch.testing.assert_close(
+            logits_of(fast, params, buffers, x), logits_of(plain, params, buffers, x), rtol=1e-4, atol=1e-5
+        )
+        assert not any(isinstance(used, SparseForward) for used in fast.compiled.values())
+
+
+def test_examples_with_little_in_common_are_not_searched_for_it():
+    blank, noise = blank_images(200), torch.randn(200, 1, 28, 28)
+    assert much_in_common(blank, typical_of(blank)) and not much_in_common(noise, typical_of(noise))

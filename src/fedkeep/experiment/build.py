@@ -23,7 +23,7 @@ from fedkeep.engine.workers import WorkerEngine
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.budget import Need, need, refuse_if_short
 from fedkeep.experiment.config import Config
-from fedkeep.local.span import Setting
+from fedkeep.local.span import Setting, much_in_common, typical_of
 from fedkeep.local.step import EagerStep, Step, StepRecipe
 from fedkeep.local.traced import TracedStep, worth_recording
 from fedkeep.memories import Memories
@@ -78,6 +78,8 @@ def prepare(config: Config) -> Prepared:
     with torch_seeded(stream(config.seed, "model")):
         module = models.build(config.model, dataset.shape, dataset.classes, config.norm)
     model = Model.of(module, config.frozen, compile=config.step == "auto")
+    if model.compiled is not None and much_in_common(dataset.train_x, typical := typical_of(dataset.train_x)):
+        model = replace(model, typical=typical)
     size = config.cohort_of(len(population))
     check(grammar.parse(config.method), config.plan, size)
     return Prepared(config, dataset, partition, population, model, size)

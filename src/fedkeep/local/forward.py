@@ -11,7 +11,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedkeep.local.compiled import Compiled, compile_graph
 from fedkeep.local.rewrite import cancel_transposes, fast_calls
+from fedkeep.local.sparse import SparseForward, sparse_forward
 from fedkeep.model import Model
+from fedkeep.native.emit import Unsupported
 from fedkeep.tree import Params
 
 ROWS = 20  # examples at a time; an example's logits do not depend on those beside it
@@ -39,7 +41,7 @@ class Forward:
         return self.compiled([target, *(tensors[name] for name in self.names), x], len(x) // ROWS)[0]
 
 
-def forward_of(model: Model, params: Params, buffers: Params, x: Tensor) -> Forward | None:
+def forward_of(model: Model, params: Params, buffers: Params, x: Tensor) -> Forward | SparseForward | None:
     """The compiled forward pass for examples that lie like these, or None where torch is to be used."""
     if model.compiled is None:
         return None
@@ -49,19 +51,26 @@ def forward_of(model: Model, params: Params, buffers: Params, x: Tensor) -> Forw
     return model.compiled[key]
 
 
-def _compile(model: Model, params: Params, buffers: Params, x: Tensor) -> Forward | None:
+def _compile(model: Model, params: Params, buffers: Params, x: Tensor) -> Forward | SparseForward | None:
     with torch.inference_mode(False), torch.no_grad():
         weights, others = ({name: tensor.clone() for name, tensor in tree.items()} for tree in (params, buffers))
         some = torch.empty_strided((ROWS, *x.shape[1:]), x.stride(), dtype=x.dtype, device=x.device)
         some.copy_(x[torch.arange(ROWS) % len(x)])
         wanted, _ = model.forward(weights, others, some, train=False)
         with suppress(Exception):  # an operation without a kernel, or a forward pass that cannot be recorded
-            graph = _recorded(model, weights, others, some, wanted)
-            found = Forward(compile_graph(graph, moving=(0, -1)), (*weights, *others))
-            logits = found(weights, others, some)
-            if torch.allclose(logits, wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max())):
-                return found
+            graph, names = _recorded(model, weights, others, some, wanted), (*weights, *others)
+            sparse = None
+            if model.typical is not None and x.is_contiguous():
+                with suppress(Unsupported):
+                    sparse = sparse_forward(graph, names, model.typical)
+            for found in (sparse, Forward(compile_graph(graph, moving=(0, -1)), names)):
+                if found and _close(found(weights, others, some), wanted):
+                    return found
     return None
+
+
+def _close(logits: Tensor, wanted: Tensor) -> bool:
+    return torch.allclose(logits, wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max()))
 
 
 def _recorded(model: Model, params: Params, buffers: Params, x: Tensor, logits: Tensor) -> fx.Graph:

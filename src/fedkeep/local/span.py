@@ -27,6 +27,7 @@ from fedkeep.native.span import Layer
 LEAST = 1 << 16  # weights of a layer that it costs less to leave alone than to keep books on its examples
 MOST = 256  # examples whose coefficients and inner products stay in the cache
 SAMPLED = 101  # examples that the typical one is made of
+COMMON = 0.25  # share of numbers that examples have in common with it
 LARGEST = 1e15  # numbers up to here multiply without overflow
 
 
@@ -46,8 +47,21 @@ class Setting:
         low, high = torch.aminmax(x)
         if not (float(low) > -LARGEST and float(high) < LARGEST):
             return None
-        some = x[torch.linspace(0, len(x) - 1, min(len(x), SAMPLED)).long()].flatten(1)
-        return Setting(some.median(0).values.contiguous(), int(most))
+        return Setting(typical_of(x), int(most))
+
+
+def typical_of(x: Tensor) -> Tensor:
+    """An example with the usual number in every place, flat: the median of some."""
+    return _some(x).median(0).values.contiguous()
+
+
+def much_in_common(x: Tensor, typical: Tensor) -> bool:
+    """Whether examples agree with the typical one in so many places that it pays to look where."""
+    return float((_some(x) == typical).float().mean()) >= COMMON
+
+
+def _some(x: Tensor) -> Tensor:
+    return x[torch.linspace(0, len(x) - 1, min(len(x), SAMPLED)).long()].flatten(1)
 
 
 @dataclass(frozen=True)
@@ -125,10 +139,10 @@ def _applied(weight: Node, change: Any, x: Node) -> Node | None:
     if not (isinstance(change, Node) and change.target is torch.Tensor.addmm_ and change.args[0] is weight):
         return None
     turned = change.args[1]
-    if change.args[2] is not x or change.kwargs.get("beta", 1) != 1 or not _turns(turned):
+    if change.args[2] is not x or change.kwargs.get("beta", 1) != 1 or not turns(turned):
         return None
     (first, *more) = [user for user in weight.users if user is not change] or [None]
-    if more or first is None or not _turns(first) or len(first.users) != 1:
+    if more or first is None or not turns(first) or len(first.users) != 1:
         return None
     (applied,) = first.users
     if set(x.users) != {applied, change} or applied.target not in (torch.addmm, torch.mm) or applied.kwargs:
@@ -136,5 +150,6 @@ def _applied(weight: Node, change: Any, x: Node) -> Node | None:
     return applied if tuple(applied.args[-2:]) == (x, first) else None
 
 
-def _turns(node: Any) -> bool:
+def turns(node: Any) -> bool:
+    """Whether a node is a matrix turned."""
     return isinstance(node, Node) and node.target in (torch.t, torch.ops.aten.t.default)
