@@ -40,7 +40,7 @@ class Sources:
     @property
     def words(self) -> str:
         if self.mnist_root:
-            return "MNIST; made-up images for W4 and LeNet"
+            return "MNIST; made-up images for W3n, W4 and LeNet"
         return "made-up images, of MNIST's shape and number for W1 to W3 (no --data-root with MNIST was given)"
 
     def options(self, kind: str) -> dict[str, str]:
@@ -68,6 +68,7 @@ def _images(shape: tuple[int, ...], train: int, test: int) -> dict[str, np.ndarr
 
 MADE_UP = {
     "mnist": lambda: _images((1, 28, 28), 60_000, 10_000),
+    "noise": lambda: _images((1, 28, 28), 60_000, 10_000),
     "images": lambda: _images((3, 32, 32), 20 * 64, 1000),
     "cifar-shaped": lambda: _images((3, 32, 32), 100 * 450, 1000),
 }

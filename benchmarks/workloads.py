@@ -30,7 +30,7 @@ class Workload:
     """What is trained (options of a FedKeep run), on which data, and how often it is timed."""
 
     title: str
-    data: str  # "mnist", "images" or "cifar-shaped": see tasks.py
+    data: str  # "mnist", "noise", "images" or "cifar-shaped": see tasks.py
     options: Mapping[str, Any] = field(default_factory=dict)
     turns: int = 3  # how often each contender has its turn, after one round to warm up
     rounds_a_turn: int = 1
@@ -46,6 +46,14 @@ def _workload(title: str, data: str, turns: int, rounds_a_turn: int, **options: 
 
 
 SHARDS = "shards(shards_per_client=2)"
+CROWD: dict[str, Any] = {
+    "model": "mlp",
+    "partition": SHARDS,
+    "clients": 1000,
+    "fraction": 0.1,
+    "batch_size": 20,
+    "local_epochs": 1,
+}
 WORKLOADS = {
     "W1": _workload(
         "MLP 784-200-10, 100 clients of 600 images, 10 a round, batch 10, 10 epochs",
@@ -60,8 +68,9 @@ WORKLOADS = {
     "W3": _workload(
         "MLP 784-200-10, 1000 clients of 60 images, 100 a round, batch 20, 1 epoch",
         *("mnist", 6, 4),
-        **{"model": "mlp", "partition": SHARDS, "clients": 1000, "fraction": 0.1, "batch_size": 20, "local_epochs": 1},
+        **CROWD,
     ),
+    "W3n": _workload("the same as W3 on noise: images that have nothing in common", *("noise", 6, 4), **CROWD),
     "W4": _workload(
         "ResNet-18 with group norm on 3x32x32 images, 20 clients of 64, 10 a round, one batch of 64",
         *("images", 4, 1),
@@ -74,7 +83,7 @@ WORKLOADS = {
         **{"model": "lenet", "partition": "iid", "clients": 100, "fraction": 0.1, "batch_size": 64, "local_epochs": 3},
     ),
 }
-PEER_WORKLOADS = ("W1", "W2", "W3", "W4")
+PEER_WORKLOADS = ("W1", "W2", "W3", "W3n", "W4")
 
 
 @dataclass(frozen=True, eq=False)
