@@ -74,6 +74,26 @@ def test_workers_change_no_bit(method, clients):
         assert_same_bits(spread.state.params, serial.state.params)
 
 
+def test_whether_a_client_is_trained_in_the_span_does_not_depend_on_those_beside_it():
+    ragged = {
+        "partition": "quantity_skew(alpha=2)",
+        "batch_size": 16,
+        "local_epochs": 2,
+    }  # many last batches, few recorded
+    config = replace(SMALL, method="fedavg", **ragged)
+    serial, _ = run(config)
+    bench, clients = serial.engine.bench, list(range(70))
+    line = bench._line_up(broadcast_of(serial.state), clients)
+    assert line is not None and 10 < len(line.places) < 60
+    for client in clients:
+        alone = bench._line_up(broadcast_of(serial.state), [client])
+        assert (alone is not None) == (client in line.places)
+    for workers in (2, 5):
+        spread, _ = run(config, lambda bench, workers=workers: WorkerEngine(bench, workers))
+        assert_same_bits(spread.state.params, serial.state.params)
+    assert_close(serial.state.params, run(replace(config, step="eager"))[0].state.params)
+
+
 @pytest.mark.parametrize("budget", [{}, {"local_epochs": 2}], ids=str)
 def test_measuring_changes_no_bit(budget):
     config = replace(SMALL, method="fedavg+wsm", validation=0.2, **budget)

@@ -15,7 +15,7 @@ from fedkeep.local.loop import passes, train
 from fedkeep.local.room import weight_of
 from fedkeep.local.span import LARGEST, MOST, Setting
 from fedkeep.local.step import Constants, EagerStep, StepRecipe
-from fedkeep.local.traced import TracedStep
+from fedkeep.local.traced import TracedStep, passes_of
 from fedkeep.local_opt import SGD, Adam
 from fedkeep.method import LocalContext, Plan
 from fedkeep.model import Model
@@ -64,8 +64,13 @@ class Federation:
         for size in {self.plan.batch_size, *(s % self.plan.batch_size for s in self.sizes)} - {0}:
             self.step.program(self.state, self.constants[0], x[:size], y[:size])
         rows = np.concatenate([rows[orders[0]] for rows, orders in zip(self.rows, self.orders, strict=True)])
-        work = self.step.passes(self.state, self.constants, self.pool, rows, self.orders, self.plan.batch_size)
-        assert work is not None and self.step.room is not None
+        size, steps = self.plan.batch_size, {}
+        for passes_of_one in self.orders:
+            lengths = [len(order) for order in passes_of_one]
+            found = self.step.span_steps(self.state, self.constants[0], self.pool, lengths, size)
+            assert found and self.step.room is not None
+            steps.update(found)
+        work = passes_of(steps, self.constants, self.pool, rows, self.orders, size)
         return self.step.room.line_up(self.step.room.start(self.start), work)
 
     def eager(self, client):

@@ -93,7 +93,6 @@ class Bench:
         correct: dict[int, np.ndarray] = {}
         method, room = self.trainer.method, self.trainer.room
         probed = self._rows("train", rows) if len(rows) else None
-
         line = self._line_up(broadcast, clients)
 
         def updates(places: Iterable[int], line: Line | None = None) -> Iterator[Update]:

@@ -82,30 +82,26 @@ class TracedStep:
     setting: Setting | None = None  # of the clients, where all are small
     room: Room | None = None  # made with the first recorded step that can be run in the span of examples
 
-    def passes(
+    def span_steps(
         self,
         state: Callable[[], LocalState],
-        constants: Sequence[Constants],
+        constants: Constants,
         data: tuple[Tensor, Tensor],
-        rows: np.ndarray,
-        orders: Sequence[Sequence[np.ndarray]],
+        passes: Sequence[int],
         batch_size: int,
-    ) -> Passes | None:
-        """Passes of clients over rows of the data, if that can be done in the span of their examples and pays.
+    ) -> dict[int, tuple[SpanStep, Program]]:
+        """The steps, by batch size, of a client whose passes are so long, in the span of its examples.
 
-        `constants` are of each client, or one for all; the rows stand in the order of each client's first pass.
+        None at all if one of them cannot be done there, or if it does not pay.
         """
         x, y = data
-        work = {(len(passes[0]), sum(map(len, passes))) for passes in orders}  # examples, and steps on them
-        batches = {len(order) % batch_size for passes in orders for order in passes}
-        batches.add(min(batch_size, max(examples for examples, _ in work)))
-        programs: dict[int, tuple[SpanStep, Program]] = {}
-        for batch in batches - {0}:
-            program = self.program(state, constants[0], x[:batch], y[:batch])
-            if program is None or program.span is None or not all(program.span.pays(*one) for one in work):
-                return None
-            programs[batch] = program.span, program
-        return _passes(programs, constants, data, rows, orders, batch_size)
+        steps: dict[int, tuple[SpanStep, Program]] = {}
+        for batch in {batch_size for length in passes if length >= batch_size} | {n % batch_size for n in passes} - {0}:
+            program = self.program(state, constants, x[:batch], y[:batch])
+            if program is None or program.span is None or not program.span.pays(passes[0], sum(passes)):
+                return {}
+            steps[batch] = program.span, program
+        return steps
 
     def open(self, state: LocalState, constants: Constants) -> Session:
         return _TracedSession(self, state, constants)
@@ -249,13 +245,13 @@ def agrees_in_span(
     for order in orders:
         eager(x[torch.from_numpy(order)], y[torch.from_numpy(order)], len(y))
     assert program.span is not None
-    work = _passes({len(y): (program.span, program)}, [constants], (x, y), orders[0], [orders], len(y))
+    work = passes_of({len(y): (program.span, program)}, [constants], (x, y), orders[0], [orders], len(y))
     line = room.line_up(room.start(state.w), work)
     params, wanted = line.train(0).params(), eager.state().w
     return all(_close(params[name], wanted[name], state.w[name]) for name in wanted)
 
 
-def _passes(
+def passes_of(
     programs: Mapping[int, tuple[SpanStep, Program]],
     constants: Sequence[Constants],
     data: tuple[Tensor, Tensor],
@@ -263,6 +259,10 @@ def _passes(
     orders: Sequence[Sequence[np.ndarray]],
     batch_size: int,
 ) -> Passes:
+    """What clients do with these steps: `constants` are of each of them, or one for all.
+
+    The rows of the data stand in the order of each client's first pass.
+    """
     x, y = data
 
     def steps(rows: np.ndarray) -> dict[int, tuple[SpanStep, Tensor]]:
