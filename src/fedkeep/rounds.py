@@ -1,6 +1,6 @@
 """One federated round: the only functions a runtime calls.
 
-begin -> (client_round for each client of the cohort -> collect -> merge -> server_round), round after round
+    begin -> (client_round for each client of the cohort -> collect -> merge -> server_round), round after round
 """
 
 from __future__ import annotations

@@ -149,6 +149,14 @@ def test_no_bit_of_an_examples_logits_depends_on_those_beside_it():
         assert torch.equal(logits_of(fast, params, buffers, x[first:last]), whole[first:last])
 
 
+def test_numbers_of_another_kind_are_refused():
+    _, fast = sparse_pair()
+    params, buffers = fast.initial()
+    logits_of(fast, params, buffers, blank_images(3))
+    with pytest.raises(RuntimeError, match="compiled for"):
+        logits_of(fast, params, buffers, blank_images(3).double())
+
+
 def test_small_layers_and_other_first_layers_are_judged_as_before():
     for shape, module in (((1, 8, 8), None), ((1, 28, 28), models.build("cnn", (1, 28, 28), 5, "batch"))):
         plain, fast = sparse_pair(shape, module)

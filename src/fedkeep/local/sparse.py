@@ -37,6 +37,8 @@ class SparseForward:
     names: tuple[str, ...]  # of weights and buffers, in the order of the inputs of `rest`
 
     def __call__(self, params: Params, buffers: Params, x: Tensor) -> Tensor:
+        if x.dtype != torch.float32:
+            raise RuntimeError(f"compiled for {torch.float32}, given {x.dtype}")
         tensors = {**params, **buffers}
         weight, layer, (rows, classes) = tensors[self.name], self.layer, self.rest.inputs[0].shape
         turned = torch.cat([weight.t(), (weight @ self.typical)[None]])
