@@ -1,6 +1,8 @@
 """One federated round: the only functions a runtime calls.
 
     begin -> (client_round for each client of the cohort -> collect -> merge -> server_round), round after round
+
+What clients send is added up in `bundles.py`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kernels import run
 
 from fedkeep.native import span
-from fedkeep.native.emit import INDEX, player
+from fedkeep.native.emit import INDEX, Program, player
 from fedkeep.native.span import WORD, Layer
 
 SHAPES = st.tuples(st.integers(1, 70), st.integers(1, 90), st.integers(1, 2 * WORD + 4))
@@ -122,6 +122,17 @@ def test_a_weight_is_written_out(shape, seed):
         *(scene.differences, scene.typical, scene.counts, scene.coefficients, weight, totals, target),
     )
     close(target, weight.double().numpy() + scene.sum)
+
+
+@pytest.mark.parametrize("write", [span.mark, span.apply, span.inner_products, span.add_span, span.write_out])
+def test_a_larger_layer_takes_no_more_code(write):
+    def code(layer):
+        program = Program()
+        with program.kernel() as kernel:
+            write(kernel, layer, *(kernel.pointer(slot, 0) for slot in range(write.__code__.co_argcount - 2)))
+        return len(str(program.module).splitlines())
+
+    assert code(Layer(24_000, 2400, 60)) == code(Layer(2400, 240, 60))
 
 
 @pytest.mark.parametrize("size", [0, 1, 16, 37])

@@ -36,11 +36,11 @@ class Layer:
         """How many integers it takes to mark examples."""
         return -(-self.most // WORD)
 
-    def tiles(self) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-        """(first, vectors) of the columns of a result that are made together."""
-        width = side() * processor().lanes
-        for first in range(0, self.outputs, width):
-            yield first, pieces(min(width, self.outputs - first))
+
+def across(kernel: Kernel, count: int) -> Iterator[tuple[Value, list[tuple[int, int]]]]:
+    """(first, vectors) of the columns of a row of that length that are made together."""
+    for first, wide in tiles(kernel, count, side() * processor().lanes):
+        yield first, pieces(wide)
 
 
 def side() -> int:
@@ -79,23 +79,22 @@ def mark(kernel: Kernel, layer: Layer, differences: Place, counts: Place, marks:
     There are `counts[1]` of those.
     """
     builder, rows = kernel.builder, kernel.scalar(counts, INDEX(0), torch.int64)
-    lanes, bits = processor().lanes, KINDS[torch.int32]
+    bits = KINDS[torch.int32]
     with kernel.range(INDEX(0), INDEX(layer.words)) as word:
         start = builder.mul(word, INDEX(WORD))
         end = builder.add(start, INDEX(WORD))
         end = kernel.choose(builder.icmp_signed("<", end, rows), end, rows)
-        for first in range(0, layer.inputs, side() * lanes):
-            parts = [(first + place, count) for place, count in pieces(min(side() * lanes, layer.inputs - first))]
+        for first, parts in across(kernel, layer.inputs):
             found = [Cell(kernel, kernel.number(0, count, torch.int32)) for _, count in parts]
             with kernel.range(start, end) as row:
                 bit = builder.shl(bits(1), builder.trunc(builder.sub(row, start), bits))
                 for (place, count), cell in zip(parts, found, strict=True):
-                    here = kernel.load(differences, kernel.at([(row, layer.inputs)], place), count)
+                    here = kernel.load(differences, kernel.at([(row, layer.inputs), (first, 1)], place), count)
                     other = builder.fcmp_unordered("!=", here, kernel.number(0.0, count))
                     marked = builder.or_(cell.get(), kernel.spread(bit, count))
                     cell.set(kernel.choose(other, marked, cell.get()))
             for (place, _), cell in zip(parts, found, strict=True):
-                kernel.store(cell.get(), marks, kernel.at([(word, layer.inputs)], place), torch.int32)
+                kernel.store(cell.get(), marks, kernel.at([(word, layer.inputs), (first, 1)], place), torch.int32)
     used = Cell(kernel, INDEX(0))
     with kernel.loop(layer.inputs) as column:
         here: Value = bits(0)
@@ -147,17 +146,17 @@ def apply(
         def left(i: int, k: Value) -> Value:
             return kernel.scalar(differences, kernel.at([(row, layer.inputs), (at(k), 1)], i * layer.inputs))
 
-        for first, lanes in layer.tiles():
+        for first, lanes in across(kernel, layer.outputs):
 
             def right(place: int, count: int, k: Value, first=first) -> Value:
-                return kernel.load(weights, kernel.at([(at(k), layer.outputs)], first + place), count)
+                return kernel.load(weights, kernel.at([(at(k), layer.outputs), (first, 1)], place), count)
 
             cells = sums(kernel, kernel.range(INDEX(0), found), high, lanes, left, right)
             for (i, j), cell in cells.items():
-                place, wide = first + lanes[j][0], lanes[j][1]
-                common = kernel.load(weights, INDEX(layer.inputs * layer.outputs + place), wide)
+                place, wide = lanes[j]
+                common = kernel.load(weights, kernel.at([(first, 1)], layer.inputs * layer.outputs + place), wide)
                 value = builder.fadd(cell.get(), common)
-                kernel.store(value, target, kernel.at([(row, layer.outputs)], i * layer.outputs + place))
+                kernel.store(value, target, kernel.at([(row, layer.outputs), (first, 1)], i * layer.outputs + place))
 
     strips(kernel, rows, write)
 
@@ -218,18 +217,18 @@ def add_span(
     rows, listed = (kernel.scalar(counts, INDEX(place), torch.int64) for place in (0, 1))
     scalar = kernel.scalar(factor, INDEX(0))
 
-    def add(row: Value, place: int, count: int, value: Value) -> None:
-        here = kernel.at([(row, layer.outputs)], place)
+    def add(row: Value, first: Value, place: int, count: int, value: Value) -> None:
+        here = kernel.at([(row, layer.outputs), (first, 1)], place)
         kernel.store(kernel.fma(kernel.spread(scalar, count), value, kernel.load(target, here, count)), target, here)
 
-    for first, lanes in layer.tiles():
+    for first, lanes in across(kernel, layer.outputs):
 
         def right(place: int, count: int, k: Value, first=first) -> Value:
-            return kernel.load(coefficients, kernel.at([(k, layer.outputs)], first + place), count)
+            return kernel.load(coefficients, kernel.at([(k, layer.outputs), (first, 1)], place), count)
 
         cells = sums(kernel, kernel.range(INDEX(0), rows), 1, lanes, None, right)
         for j, (place, count) in enumerate(lanes):
-            add(INDEX(layer.inputs), first + place, count, cells[0, j].get())
+            add(INDEX(layer.inputs), first, place, count, cells[0, j].get())
 
         def write(place: Value, high: int, first=first, lanes=lanes, right=right) -> None:
             here = [kernel.scalar(columns, kernel.at([(place, 1)], i), torch.int64) for i in range(high)]
@@ -239,7 +238,7 @@ def add_span(
 
             cells = sums(kernel, _marked(kernel, layer, marks, here), high, lanes, left, right)
             for (i, j), cell in cells.items():
-                add(here[i], first + lanes[j][0], lanes[j][1], cell.get())
+                add(here[i], first, lanes[j][0], lanes[j][1], cell.get())
 
         strips(kernel, listed, write)
 
@@ -257,17 +256,16 @@ def write_out(
 ) -> None:
     """target = weight [outputs, inputs] + coefficients turned times examples; `totals` is room for one row."""
     rows = kernel.scalar(counts, INDEX(0), torch.int64)
-    for first, lanes in layer.tiles():
+    for first, lanes in across(kernel, layer.outputs):
 
         def coefficient(place: int, count: int, k: Value, first=first) -> Value:
-            return kernel.load(coefficients, kernel.at([(k, layer.outputs)], first + place), count)
+            return kernel.load(coefficients, kernel.at([(k, layer.outputs), (first, 1)], place), count)
 
         cells = sums(kernel, kernel.range(INDEX(0), rows), 1, lanes, None, coefficient)
         for j, (place, _) in enumerate(lanes):
-            kernel.store(cells[0, j].get(), totals, INDEX(first + place))
+            kernel.store(cells[0, j].get(), totals, kernel.at([(first, 1)], place))
 
-    for column, wide in tiles(kernel, layer.inputs, side() * processor().lanes):
-        lanes = pieces(wide)
+    for column, lanes in across(kernel, layer.inputs):
         for row, high in tiles(kernel, layer.outputs, side()):
 
             def left(i: int, k: Value, row=row) -> Value:
