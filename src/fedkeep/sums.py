@@ -74,10 +74,10 @@ def line_up(
     room, step, method = trainer.room, trainer.step, trainer.method
     if room is None or not isinstance(step, TracedStep):
         return None
-    size, mechanisms = (
-        trainer.plan.batch_size,
-        {mechanism.name: {} for mechanism in method.mechanisms},
-    )  # all stand aside
+    size = trainer.plan.batch_size
+    mechanisms = {
+        mechanism.name: {} for mechanism in method.mechanisms
+    }  # all stand aside: steps read nothing of theirs
     adjusted = _adjusted(method.loss, y, classes, members)
     constants = [Constants(broadcast.params, one, mechanisms) for one in adjusted]
 

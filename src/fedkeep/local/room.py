@@ -6,7 +6,6 @@ Python runs.
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.local.span import LARGEST, Setting, SpanStep
+from fedkeep.local.span import LARGEST, Setting, SpanStep, turned
 from fedkeep.native import span as kernels
 from fedkeep.native.arrays import ALIGN
-from fedkeep.native.emit import Kernel, Program, Value, player
+from fedkeep.native.emit import Kernel, Program, Value, address, player
 from fedkeep.native.span import Layer
 from fedkeep.tree import Params
 
@@ -126,7 +125,7 @@ class Room:
         self.others = memory[Slot.NUMBERS][self._offset :]
         self.coefficients = memory[Slot.NUMBERS][:coefficients].view(layer.most, layer.outputs)
         self._programs = self._compile()
-        self._calls = [_address(program) for program in self._programs]
+        self._calls = [address(program) for program in self._programs]
         self._workspace = torch.empty(0, dtype=torch.uint8)
 
     def _compile(self) -> list[Any]:
@@ -168,7 +167,7 @@ class Room:
         for key, tensor in self.named(others).items():
             tensor.copy_(params[key])
         weight = params[self.name].contiguous()
-        return Start(weight, torch.cat([weight.t(), (weight @ self.typical)[None]]), others)
+        return Start(weight, turned(weight, self.typical), others)
 
     def named(self, others: Tensor) -> Params:
         """The weights beside the layer's, as views of one vector."""
@@ -225,7 +224,7 @@ class Room:
             before = np.zeros_like(sizes) if full else whole * batch_size
             frame = self._step_frames(step, labels, fixed, firsts + before, before)
             place = table[:, Call.WHOLE if full else Call.SHORT]
-            place[wanted, 0] = _address(step.compiled.run)
+            place[wanted, 0] = address(step.compiled.run)
             place[wanted, 1] = (frame.ctypes.data + np.arange(len(sizes)) * frame.strides[0])[wanted]
             place[wanted, 2] = whole[wanted] if full else 1
             frames.append(frame)
@@ -382,7 +381,3 @@ def _compiled(calls: Sequence[tuple[Callable[..., None], tuple[Any, ...], tuple[
 
 def _pointers(kernel: Kernel, slots: Sequence[Slot]) -> list[Value]:
     return [kernel.pointer(int(slot), 0) for slot in slots]
-
-
-def _address(function: Any) -> int:
-    return ctypes.cast(function, ctypes.c_void_p).value or 0

@@ -91,8 +91,7 @@ def span_step(graph: fx.Graph, states: int, setting: Setting) -> SpanStep | None
 
     `states`: how many of its first inputs are replaced by its results; all of them must be weights.
     """
-    copy = fx.Graph(owning_module=graph.owning_module)
-    copy.output(copy.graph_copy(graph, {}))
+    copy = copied(graph)
     *_, output = copy.nodes
     inputs: list[Any] = [node for node in copy.nodes if node.op == "placeholder"]
     results: list[Any] = list(output.args[0])  # type: ignore[call-overload]
@@ -132,6 +131,18 @@ def span_step(graph: fx.Graph, states: int, setting: Setting) -> SpanStep | None
     copy.eliminate_dead_code()
     layer = Layer(columns, outputs, setting.most)
     return SpanStep(layer, place, compile_graph(copy, moving=(place, -4, -3, -2)))
+
+
+def copied(graph: fx.Graph) -> fx.Graph:
+    """A graph that can be changed, of the same operations."""
+    copy = fx.Graph(owning_module=graph.owning_module)
+    copy.output(copy.graph_copy(graph, {}))
+    return copy
+
+
+def turned(weight: Tensor, typical: Tensor) -> Tensor:
+    """A layer's weight as [inputs, outputs], and below it what the typical example gives."""
+    return torch.cat([weight.t(), (weight @ typical)[None]])
 
 
 def _applied(weight: Node, change: Any, x: Node) -> Node | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ from fedkeep.local.compiled import Compiled, compile_graph
 from fedkeep.local.rewrite import VIEWS
 from fedkeep.native import span as kernels
 from fedkeep.native.arrays import ALIGN
-from fedkeep.native.emit import Program, player
+from fedkeep.native.emit import Program, address, player
 from fedkeep.native.span import Layer
 from fedkeep.tree import Params
 
@@ -41,7 +40,7 @@ class SparseForward:
             raise RuntimeError(f"compiled for {torch.float32}, given {x.dtype}")
         tensors = {**params, **buffers}
         weight, layer, (rows, classes) = tensors[self.name], self.layer, self.rest.inputs[0].shape
-        turned = torch.cat([weight.t(), (weight @ self.typical)[None]])
+        turned = span.turned(weight, self.typical)
         count = x.shape[0]
         logits = torch.empty(-(-count // rows) * rows, classes)
         chunks = [(first, min(layer.most, count - first)) for first in range(0, count, layer.most)]
@@ -64,15 +63,14 @@ class SparseForward:
             before = np.array([x.data_ptr(), self.typical.data_ptr(), some, many, *known])
             after = np.array([logits.data_ptr() + first * classes * FLOAT, *weights, applied.data_ptr(), workspace])
             calls += [(self.first, before, 1), (self.rest.run, after, -(-size // rows))]
-        table = np.array([(_address(run), frame.ctypes.data, times) for run, frame, times in calls])
+        table = np.array([(address(run), frame.ctypes.data, times) for run, frame, times in calls])
         player()(table.ctypes.data, len(table))
         return logits[:count]
 
 
 def sparse_forward(graph: fx.Graph, names: tuple[str, ...], typical: Tensor) -> SparseForward | None:
     """The recorded forward pass (place for logits, weights and buffers, x) -> logits, if its first layer allows it."""
-    copy = fx.Graph(owning_module=graph.owning_module)
-    copy.output(copy.graph_copy(graph, {}))
+    copy = span.copied(graph)
     inputs: list[Any] = [node for node in copy.nodes if node.op == "placeholder"]
     x = flat = inputs[-1]
     (user, *more) = [*flat.users]
@@ -109,7 +107,3 @@ def _first(layer: Layer) -> Any:
         with program.kernel() as kernel:
             write(kernel, layer, *(kernel.pointer(slot, 0) for slot in slots))
     return program.compile({})
-
-
-def _address(function: Any) -> int:
-    return ctypes.cast(function, ctypes.c_void_p).value or 0

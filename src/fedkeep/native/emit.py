@@ -120,6 +120,11 @@ def player() -> Callable[[Any, int], None]:
     return machine_code(str(module))
 
 
+def address(function: Any) -> int:
+    """Where a function begins, for such a table."""
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
 @lru_cache(maxsize=64)
 def machine_code(text: str) -> Callable[[ctypes.Array, int], None]:
     """The function `run` of a module, ready to be called."""
